@@ -1,0 +1,27 @@
+# Thin on purpose: each target sets up .venv when it is missing and then runs one command.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.toml)
+
+.PHONY: demo test lint bench
+
+.venv/installed: $(SOURCES)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/rt demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/attack_step.py

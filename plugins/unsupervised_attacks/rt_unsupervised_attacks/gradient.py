@@ -1,0 +1,297 @@
+"""Gradient attacks on a divergence of representations: U-FGSM, U-BIM, U-PGD and its momentum form."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rt_core.divergences import Divergence
+from rt_core.encoders import Encoder
+from rt_core.randomness import SampleRandom
+from rt_core.traces import AIMS, Attempt, Ball, Batch, per_sample
+
+__all__ = ["UBIM", "UFGSM", "UMIPGD", "UPGD"]
+
+STARTS = ("random", "eta", "clean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UFGSM:
+    """One step of size ``epsilon`` from the input, up the divergence from its own representation or down to the target's
+    (Petrov & Kwiatkowska 2022, section 4.1).
+
+    The gradient of d(f(x), ·) is taken at x + η, η uniform in ±``eta``: at x itself it is zero. f(x) stays fixed. Toward a target it is
+    taken at x. The paper's formula can be read in other ways; U-BIM's first step is this reading.
+
+    Args:
+        epsilon: size of the step and radius of the ball, in the bounds' units; 0 returns the input bit for bit.
+        norm: ``"linf"`` (a sign step) or ``"l2"`` (a step along the gradient).
+        eta: half the width of the perturbation at which the gradient is taken.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+    epsilon: float = 8 / 255
+    norm: str = "linf"
+    eta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_radius(self.epsilon, self.norm, self.eta)
+
+    @property
+    def ball(self) -> Ball:
+        return Ball(self.norm, self.epsilon)
+
+    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
+        """[batch, *input] -> same shape"""
+        if self.epsilon == 0:
+            return batch.inputs.clone()
+        beside = batch.inputs.clone() if batch.aim == "target" else encoder.clip(batch.inputs + _eta(random, batch.inputs, self.eta, "eta"))
+        if batch.start is not None:
+            beside = batch.start.clone()
+        _, slope = _slope(encoder, batch, divergence, beside)
+        moved = batch.inputs + _step(slope, self.norm, _way(batch) * self.epsilon)
+        return Attempt(inputs=self.ball.project(moved, batch.inputs, encoder.bounds), notes={"zero_gradient": (~_any(slope)).float()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Iterated:
+    """The fields that the iterated attacks share. Abstract: use UBIM, UPGD or UMIPGD."""
+
+    epsilon: float = 8 / 255
+    step: float | None = None
+    steps: int = 10
+    norm: str = "linf"
+    start: str = "random"
+    eta: float = 1e-3
+    marks: Sequence[int] = ()
+    keep: str = "last"
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "marks", tuple(self.marks))
+        _check_radius(self.epsilon, self.norm, self.eta)
+        if self.step is not None and not self.step > 0:
+            raise ValueError(
+                f"step is {self.step:g}; it must be positive (the aim decides the direction), or None for 2.5 * epsilon / steps"
+            )
+        for name in ("steps", "restarts"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; at least one is needed")
+        if self.start not in STARTS:
+            raise ValueError(f"start is {self.start!r}; expected one of {', '.join(map(repr, STARTS))}")
+        if self.start == "clean" and self.restarts > 1:
+            raise ValueError(f"restarts is {self.restarts}; from the clean input every restart is the same, so write 1, or start='random'")
+        if any(not isinstance(mark, int) or not 1 <= mark <= self.steps for mark in self.marks) or list(self.marks) != sorted(
+            set(self.marks)
+        ):
+            raise ValueError(f"marks is {self.marks}; expected ascending numbers of steps from 1 to {self.steps}")
+        if self.keep not in ("last", "best"):
+            raise ValueError(f"keep is {self.keep!r}; expected 'last' or 'best'")
+
+    @property
+    def ball(self) -> Ball:
+        return Ball(self.norm, self.epsilon)
+
+    @property
+    def aims(self) -> tuple[str, ...]:
+        return ("target",) if self.start == "clean" else AIMS
+
+    @property
+    def step_size(self) -> float:
+        """Return the size of a step: ``step``, or 2.5 * epsilon / steps, with which the ball can be crossed."""
+        return 2.5 * self.epsilon / self.steps if self.step is None else self.step
+
+    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
+        """[batch, *input] -> same shape"""
+        if self.epsilon == 0:
+            return Attempt(inputs=batch.inputs.clone(), marks={mark: batch.inputs.clone() for mark in self.marks})
+        return _climb(self, encoder, batch, divergence, random, decay=getattr(self, "decay", None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UPGD(_Iterated):
+    """Climb the divergence from the clean representation, or descend it to a target, by projected gradient steps from a random start
+    (Petrov & Kwiatkowska 2022, section 4.2).
+
+    Inputs stay inside the encoder's bounds and within ``epsilon`` of the clean input, exactly. A run costs ``steps`` forward and backward
+    passes and no other, unless ``keep="best"`` or ``restarts`` ask for one more forward pass each.
+
+    Args:
+        epsilon: radius of the ball, in the bounds' units; 0 returns the input bit for bit.
+        step: size of a step; None takes 2.5 * epsilon / steps. The paper evaluates with 0.001.
+        steps: how many steps; marks: after how many of them the iterate is kept as well.
+        norm: ``"linf"`` (sign steps) or ``"l2"`` (steps along the gradient).
+        start: ``"random"`` in the ball, clipped to the bounds; ``"eta"``, within ``eta`` of the input; ``"clean"``, for targets only.
+        keep: ``"last"`` iterate, as in the paper, or the ``"best"`` one, by the divergence that is attacked.
+        restarts: from how many starts; the best of them is kept, by the same divergence.
+
+    Raises:
+        ValueError: a parameter out of its range.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class UBIM(_Iterated):
+    """U-PGD from beside the input, x + η, instead of a random start (Petrov & Kwiatkowska 2022, section 4.2; after Kurakin et al. 2017).
+
+    Options as for ``UPGD``.
+    """
+
+    start: str = "eta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UMIPGD(_Iterated):
+    """U-PGD along an accumulated gradient: g ← decay · g + slope / mean|slope| (after Dong et al. 2018).
+
+    Options as for ``UPGD``; ``decay`` 0 forgets at once, 1 never.
+    """
+
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay is {self.decay:g}; expected a factor in [0, 1]")
+
+
+class _Path(NamedTuple):
+    """Where one start led: the kept iterate and, where it was asked for, its divergence."""
+
+    inputs: Tensor
+    value: Tensor | None
+    marks: dict[int, tuple[Tensor, Tensor]]
+    history: Tensor
+    zero: Tensor
+
+
+def _climb(
+    attack: _Iterated, encoder: Encoder, batch: Batch, divergence: Divergence, random: SampleRandom, *, decay: float | None
+) -> Attempt:
+    box = attack.ball.box(batch.inputs, encoder.bounds)
+    path, winner = None, torch.zeros(len(batch.inputs), device=batch.inputs.device)
+    for restart in range(attack.restarts):
+        found = _path(attack, encoder, batch, divergence, box, _start(attack, encoder, batch, random, box, restart), decay)
+        if path is None:
+            path = found
+            continue
+        won = _beats(batch, found.value, path.value)
+        winner = torch.where(won, restart, winner)
+        path = _Path(
+            inputs=torch.where(per_sample(won, batch.inputs), found.inputs, path.inputs),
+            value=torch.where(won, found.value, path.value),
+            marks={mark: _better(batch, path.marks[mark], found.marks[mark]) for mark in path.marks},
+            history=torch.where(won[:, None], found.history, path.history),
+            zero=torch.minimum(path.zero, found.zero),
+        )
+    notes = {"zero_gradient": path.zero / attack.steps} | ({"restart": winner} if attack.restarts > 1 else {})
+    return Attempt(inputs=path.inputs, marks={mark: inputs for mark, (inputs, _) in path.marks.items()}, history=path.history, notes=notes)
+
+
+def _path(
+    attack: _Iterated,
+    encoder: Encoder,
+    batch: Batch,
+    divergence: Divergence,
+    box: tuple[Tensor, Tensor],
+    moved: Tensor,
+    decay: float | None,
+) -> _Path:
+    history, marks, zero = [], {}, torch.zeros(len(moved), device=moved.device)
+    best, momentum = None, None
+    for step in range(attack.steps):
+        value, slope = _slope(encoder, batch, divergence, moved)
+        moved = moved.detach()
+        history.append(value)
+        zero += ~_any(slope)
+        kept = (moved, value)
+        if attack.keep == "best":
+            kept = best = kept if best is None else _better(batch, best, kept)
+        if step in attack.marks:
+            marks[step] = kept
+        if decay is not None:
+            scale = per_sample(slope.flatten(1).abs().mean(1).clamp(min=torch.finfo(slope.dtype).tiny), slope)
+            slope = slope / scale if momentum is None else momentum.mul(decay).add_(slope / scale)
+            momentum = slope
+        moved = moved + _step(slope, attack.norm, _way(batch) * attack.step_size)
+        moved = attack.ball.project(moved, batch.inputs, encoder.bounds, box=box)
+    value = None
+    if attack.keep == "best" or attack.restarts > 1:
+        with torch.no_grad():
+            value = divergence(batch.anchor, encoder(moved))
+        if best is not None:
+            moved, value = _better(batch, best, (moved, value))
+    if attack.steps in attack.marks:
+        marks[attack.steps] = (moved, history[-1] if value is None else value)
+    return _Path(moved, value, marks, torch.stack(history, dim=1), zero)
+
+
+def _start(attack: _Iterated, encoder: Encoder, batch: Batch, random: SampleRandom, box: tuple[Tensor, Tensor], restart: int) -> Tensor:
+    if batch.start is not None and restart == 0:
+        return batch.start.clone()
+    purpose = "start" if restart == 0 else f"start/{restart}"
+    if attack.start == "clean":
+        return batch.inputs.clone()
+    if attack.start == "eta":
+        moved = batch.inputs + _eta(random, batch.inputs, attack.eta, purpose)
+    elif attack.norm == "linf":
+        moved = batch.inputs + random.uniform(purpose, batch.inputs.shape[1:], low=-attack.epsilon, high=attack.epsilon).to(batch.inputs)
+    else:
+        moved = batch.inputs + _in_l2_ball(random, batch.inputs, attack.epsilon, purpose)
+    return attack.ball.project(moved, batch.inputs, encoder.bounds, box=box)
+
+
+def _slope(encoder: Encoder, batch: Batch, divergence: Divergence, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the divergence at ``moved``, [batch], and its gradient there, [batch, *input]: one forward and one backward pass."""
+    moved.requires_grad_()
+    value = divergence(batch.anchor, encoder(moved))
+    # A constant output has no graph at all, which means the same as a gradient of zero.
+    slope = torch.autograd.grad(value.sum(), moved, allow_unused=True)[0] if value.requires_grad else None
+    return value.detach(), torch.zeros_like(moved) if slope is None else slope
+
+
+def _step(slope: Tensor, norm: str, size: float) -> Tensor:
+    if norm == "linf":
+        return slope.sign().mul_(size)
+    length = torch.linalg.vector_norm(slope.flatten(1), dim=1).clamp(min=torch.finfo(slope.dtype).tiny)
+    return slope * per_sample(size / length, slope)
+
+
+def _in_l2_ball(random: SampleRandom, inputs: Tensor, radius: float, purpose: str) -> Tensor:
+    """Draw uniformly from the ball: a direction, and a length whose power of the dimension is uniform."""
+    direction = random.normal(purpose, inputs.shape[1:]).to(inputs)
+    length = random.uniform(f"{purpose}/length", ()).to(inputs) ** (1 / inputs[0].numel())
+    return direction * per_sample(radius * length / torch.linalg.vector_norm(direction.flatten(1), dim=1), direction)
+
+
+def _eta(random: SampleRandom, inputs: Tensor, eta: float, purpose: str) -> Tensor:
+    return random.uniform(purpose, inputs.shape[1:], low=-eta, high=eta).to(inputs)
+
+
+def _way(batch: Batch) -> int:
+    return 1 if batch.aim == "away" else -1
+
+
+def _beats(batch: Batch, value: Tensor, other: Tensor) -> Tensor:
+    return value > other if batch.aim == "away" else value < other
+
+
+def _better(batch: Batch, known: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    won = _beats(batch, found[1], known[1])
+    return torch.where(per_sample(won, known[0]), found[0], known[0]), torch.where(won, found[1], known[1])
+
+
+def _any(slope: Tensor) -> Tensor:
+    return (slope != 0).flatten(1).any(1)
+
+
+def _check_radius(epsilon: float, norm: str, eta: float) -> None:
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon is {epsilon:g}; it is a radius and cannot be negative")
+    Ball(norm, epsilon)
+    if not eta > 0:
+        raise ValueError(f"eta is {eta:g}; it must be positive, since the gradient at the clean input is zero")

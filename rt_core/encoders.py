@@ -1,0 +1,417 @@
+"""An encoder: any network as a frozen function from inputs inside bounds to representations, with everything put back afterwards."""
+
+import contextlib
+import hashlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError
+from rt_core.shapes import check_shape
+
+__all__ = ["Encoder", "as_encoder", "check_inputs", "from_import", "load_weights", "round_inward"]
+
+Bound = float | Tensor
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Encoder(nn.Module):
+    """A network as an encoder: ``encoder(inputs)`` takes ``[batch, *input]`` inside ``bounds`` and gives ``[batch, dim]``.
+
+    The network is in eval mode with frozen weights while the encoder is in use, and its modes, flags, hooks and device are
+    put back afterwards, on error too. It is a live reference: later changes of its weights change the encoder.
+
+    Args:
+        module: a network, or any function of a batch.
+        name: how results call it.
+        bounds: the least and the largest value of an input; numbers, or tensors that broadcast over one input. Epsilons are in these units.
+        normalize: None, ``"imagenet"`` or ``(mean, std)`` per channel (axis 1), applied here, so attacks work on unnormalized inputs.
+        output: which part of what the network returns is the representation: None (all of it), a key of a dict or attribute of an
+            output object, an index into a tuple, the dotted name of a submodule (its output is taken), or a function.
+        device: where it runs; None leaves it where the network is, or where ``run`` puts it.
+        channels_last: give images to the network in channels-last memory order, which convolutions often prefer.
+
+    Attributes:
+        passes: forward and backward passes so far, counted in samples.
+
+    Raises:
+        ValueError: bounds or normalization that make no sense.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[[Tensor], Any],
+        *,
+        name: str,
+        bounds: tuple[Any, Any] = (0.0, 1.0),
+        normalize: str | tuple[Sequence[float], Sequence[float]] | None = None,
+        output: str | int | Callable[[Any], Tensor] | None = None,
+        device: str | torch.device | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if not callable(module):
+            raise ValueError(f"module is {module!r}; an encoder wraps a torch module or a function of a batch")
+        self.module = module if isinstance(module, nn.Module) else _Function(module)
+        self.name = name
+        self.bounds = _checked_bounds(bounds)
+        self.normalize = _checked_normalization(normalize)
+        self.output = output
+        self.device = None if device is None else torch.device(device)
+        self.channels_last = channels_last
+        self.passes = SimpleNamespace(forwards=0, backwards=0)
+        self.training = False
+        self._users = 0
+        self._taps_submodule = isinstance(output, str) and output in dict(self.module.named_modules())
+        _warn_about(self)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Represent a batch.
+
+        inputs: [batch, *input] -> [batch, dim], float32 (float64 where both the network and the inputs are)
+
+        Raises:
+            EncoderError: the network failed on inputs of this shape.
+            OutputError: it returned something that ``output`` does not select a tensor from.
+            ShapeError: what it gave is not [batch, dim].
+        """
+        with self.in_use():
+            representations = self._represent(inputs)
+        self.passes.forwards += len(inputs)
+        if representations.requires_grad:
+            representations.register_hook(self._count_backward)
+        return representations
+
+    @contextlib.contextmanager
+    def in_use(self, device: str | torch.device | None = None) -> Iterator["Encoder"]:
+        """Hold the network in eval mode, its weights frozen, on ``device``; put everything back at the end, on error too.
+
+        Every call does this for itself; holding it around many calls saves the bookkeeping.
+        """
+        if self._users:
+            self._users += 1
+            try:
+                yield self
+            finally:
+                self._users -= 1
+            return
+        modes = [(module, module.training) for module in self.module.modules()]
+        flags = [(weight, weight.requires_grad) for weight in self.module.parameters()]
+        home, away = self.where(), device or self.device
+        self._users = 1
+        try:
+            for module, _ in modes:
+                module.training = False
+            for weight, _ in flags:
+                weight.requires_grad_(False)
+            if away is not None and home is not None:
+                self.module.to(away)
+            yield self
+        finally:
+            self._users = 0
+            if away is not None and home is not None:
+                self.module.to(home)
+            for module, training in modes:
+                module.training = training
+            for weight, flag in flags:
+                weight.requires_grad_(flag)
+
+    def clip(self, inputs: Tensor) -> Tensor:
+        """Clip inputs to the bounds, which are rounded inward to the inputs' dtype.
+
+        inputs: [batch, *input] -> same shape
+        """
+        low, high = round_inward(self.bounds, inputs)
+        return inputs.clamp(low, high)
+
+    def where(self) -> torch.device | None:
+        """Return the device of the network's weights; None if it has none."""
+        return next((tensor.device for tensor in _weights(self.module)), None)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the weights, the structure and the settings, taken anew each time: two results can be told apart by it."""
+        digest = hashlib.sha256()
+        settings = (repr(self.module), _describe(self.bounds), self.normalize, _describe(self.output))
+        digest.update(repr(settings).encode())
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        for name, tensor in tensors:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def train(self, mode: bool = True) -> "Encoder":
+        """Do nothing: an encoder measures, so it is always in eval mode; train the network itself."""
+        return self
+
+    def _represent(self, inputs: Tensor) -> Tensor:
+        dtype = next((tensor.dtype for tensor in _weights(self.module) if tensor.is_floating_point()), inputs.dtype)
+        prepared = inputs.to(self.where() or inputs.device)
+        if self.normalize is not None:
+            mean, std = _per_channel(self.normalize, prepared)
+            prepared = (prepared - mean) / std
+        prepared = prepared.to(dtype)
+        if self.channels_last and prepared.ndim == 4:
+            prepared = prepared.contiguous(memory_format=torch.channels_last)
+        representations = self._select(prepared)
+        check_shape(representations, "batch dim", what=f"encoder {self.name!r} output", batch=len(inputs))
+        wanted = torch.float64 if representations.dtype == inputs.dtype == torch.float64 else torch.float32
+        return representations.to(wanted)
+
+    def _select(self, prepared: Tensor) -> Tensor:
+        captured: list[Any] = []
+        handle = None
+        if self._taps_submodule:
+            handle = self.module.get_submodule(self.output).register_forward_hook(lambda module, arguments, output: captured.append(output))
+        try:
+            returned = self.module(prepared)
+        except (RtError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            shape = f"inputs of shape {list(prepared.shape)} ({str(prepared.dtype).removeprefix('torch.')}, {prepared.device})"
+            raise EncoderError(f"encoder {self.name!r} failed on {shape}: {type(error).__name__}: {error}") from error
+        finally:
+            if handle is not None:
+                handle.remove()
+        if not self._taps_submodule:
+            return _selected(returned, self.output, self.name)
+        if len(captured) != 1:
+            raise OutputError(f"output is {self.output!r}, a submodule that ran {len(captured)} times; it must run once in a pass")
+        return _selected(captured[0], None, self.name)
+
+    def _count_backward(self, slope: Tensor) -> None:
+        self.passes.backwards += len(slope)
+
+
+def as_encoder(encoder: Encoder | nn.Module | Callable[[Tensor], Any]) -> Encoder:
+    """Return the encoder itself, or a network or function wrapped with the default settings."""
+    if isinstance(encoder, Encoder):
+        return encoder
+    return Encoder(encoder, name=getattr(encoder, "__name__", type(encoder).__name__))
+
+
+def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs") -> None:
+    """Raise unless these are inputs that this encoder can be asked about: floating, finite, inside its bounds, at least one.
+
+    Raises:
+        InvalidInputs: with how many, which and what to do.
+        IntegerInputs: token ids and the like carry no gradient.
+    """
+    if not isinstance(inputs, Tensor):
+        raise InvalidInputs(f"{what} is of type {type(inputs).__name__}; give a tensor [batch, *input]")
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise InvalidInputs(f"{what} has shape {list(inputs.shape)}; expected [batch, *input] with at least one sample")
+    if inputs.dtype == torch.uint8:
+        raise InvalidInputs(f"{what} is uint8, 0..255; inputs lie in [{_show(encoder.bounds)}]: write inputs.float() / 255")
+    if not inputs.is_floating_point():
+        name = str(inputs.dtype).removeprefix("torch.")
+        raise IntegerInputs(f"{what} is {name}, and integers carry no gradient; attack the output of the embedding layer instead")
+    if inputs.dtype in (torch.float16, torch.bfloat16):
+        name = str(inputs.dtype).removeprefix("torch.")
+        raise InvalidInputs(f"{what} is {name}, too coarse for the steps of an attack; give float32 (the encoder casts to its own dtype)")
+    rows = inputs.flatten(1)
+    broken = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
+    if broken:
+        raise InvalidInputs(
+            f"{what} holds NaN or infinity in {len(broken)} of {len(rows)} samples (rows {_few(broken)}); inputs must be finite"
+        )
+    low, high = _moved(encoder.bounds, inputs)
+    outside = ((inputs < low) | (inputs > high)).flatten(1).any(1).nonzero().flatten().tolist()
+    if outside:
+        least, largest = inputs.min().item(), inputs.max().item()
+        remedy = (
+            "divide by 255"
+            if least >= 0 and largest > 2
+            else "give unnormalized inputs and let the encoder normalize, or say bounds=(low, high)"
+        )
+        raise InvalidInputs(
+            f"{what} lies in [{least:g}, {largest:g}], outside the bounds [{_show(encoder.bounds)}] in {len(outside)} of {len(rows)} samples "
+            f"(rows {_few(outside)}): {remedy}"
+        )
+
+
+def round_inward(bounds: tuple[Bound, Bound], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bounds as tensors of ``like``'s dtype and device, moved one step inward where the cast went outward."""
+    exact = [torch.as_tensor(bound, dtype=torch.float64, device="cpu") for bound in bounds]
+    low, high = (bound.to(like.dtype) for bound in exact)
+    low = torch.where(low.double() < exact[0], torch.nextafter(low, torch.full_like(low, torch.inf)), low)
+    high = torch.where(high.double() > exact[1], torch.nextafter(high, torch.full_like(high, -torch.inf)), high)
+    return low.to(like.device), high.to(like.device)
+
+
+def from_import(
+    path: str, *, weights: str | None = None, name: str | None = None, options: Mapping[str, Any] | None = None, **settings: Any
+) -> Encoder:
+    """Make an encoder from an importable network: the encoder ``module`` of plans and shells.
+
+    path: ``"package.module:name"``, a class or function that returns a network (called with ``options``), or a network.
+    weights: a state dict (safetensors or torch's format) to load, strictly. settings: of ``Encoder``.
+
+    Raises:
+        ValueError: the path cannot be followed, or the weights do not fit.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"path is {path!r}; write 'package.module:name' of something importable ({error})") from error
+    network = found if isinstance(found, nn.Module) else found(**(options or {}))
+    if weights is not None:
+        try:
+            network.load_state_dict(load_weights(weights))
+        except RuntimeError as error:
+            raise ValueError(f"weights {weights!r} do not fit {path!r}: {error}") from error
+    return Encoder(network, name=name or attribute, **settings)
+
+
+def load_weights(path: str | Path, *, allow: Sequence[str] = ()) -> Any:
+    """Load a file of tensors without running any code in it.
+
+    allow: importable names of further types that the file may hold, such as ``"argparse.Namespace"``; each is only constructed.
+
+    Raises:
+        ValueError: the file holds another type; the message names it.
+        FileNotFoundError: there is no such file.
+    """
+    if Path(path).suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    types = [getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in allow]
+    try:
+        with torch.serialization.safe_globals(types):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path} holds more than tensors, so weights_only loading refuses it; if you trust a type that it names, "
+            f"allow it by name, such as allow=['argparse.Namespace'] ({str(error).splitlines()[0]})"
+        ) from error
+
+
+class _Function(nn.Module):
+    """A plain function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.function(inputs)
+
+    def extra_repr(self) -> str:
+        return _describe(self.function)
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _checked_bounds(bounds: tuple[Any, Any]) -> tuple[Bound, Bound]:
+    try:
+        exact = [torch.as_tensor(bound, dtype=torch.float64, device="cpu") for bound in bounds]
+        low, high = exact
+        fits = bool((low < high).all())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"bounds is {bounds!r}; expected (low, high), numbers or tensors that broadcast over one input") from error
+    if not fits or not all(bool(bound.isfinite().all()) for bound in exact):
+        raise ValueError(f"bounds is {bounds!r}; low must be below high, and both finite")
+    values = [bound.item() if bound.ndim == 0 else bound for bound in exact]
+    return values[0], values[1]
+
+
+def _checked_normalization(normalize: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if normalize is None:
+        return None
+    if isinstance(normalize, str):
+        if normalize != "imagenet":
+            raise ValueError(f"normalize is {normalize!r}; expected None, 'imagenet' or (mean, std)")
+        return _IMAGENET
+    mean, std = (tuple(torch.as_tensor(part, dtype=torch.float64).reshape(-1).tolist()) for part in normalize)
+    if len(mean) != len(std) or not all(value > 0 for value in std):
+        raise ValueError(f"normalize is {normalize!r}; mean and std need one value a channel each, and std must be positive")
+    return mean, std
+
+
+def _per_channel(normalize: tuple[tuple[float, ...], tuple[float, ...]], inputs: Tensor) -> list[Tensor]:
+    channels = inputs.shape[1]
+    for what, values in zip(("mean", "std"), normalize, strict=True):
+        if len(values) not in (1, channels):
+            raise InvalidInputs(f"{what} has {len(values)} values, input has {channels} channel{'s' * (channels != 1)} (axis 1)")
+    axes = [-1, *[1] * (inputs.ndim - 2)]
+    return [torch.tensor(values, dtype=inputs.dtype, device=inputs.device).reshape(axes) for values in normalize]
+
+
+def _selected(returned: Any, output: Any, name: str) -> Tensor:
+    if callable(output):
+        part = output(returned)
+    elif isinstance(output, str):
+        part = returned.get(output) if isinstance(returned, Mapping) else getattr(returned, output, None)
+    elif isinstance(output, int):
+        part = returned[output] if isinstance(returned, (tuple, list)) and -len(returned) <= output < len(returned) else None
+    else:
+        part = returned
+    if isinstance(part, Tensor):
+        return part
+    if isinstance(returned, Mapping):
+        shape, example = f"a dict with keys {', '.join(map(repr, returned))}", repr(next(iter(returned), "key"))
+    elif isinstance(returned, (tuple, list)):
+        shape, example = f"a {type(returned).__name__} of {len(returned)}", "0"
+    else:
+        shape, example = f"a {type(returned).__name__}", "lambda returned: …"
+    raise OutputError(
+        f"encoder {name!r} returned {shape}, and output={output!r} selects no tensor from it; say which part, such as output={example}"
+    )
+
+
+def _warn_about(encoder: Encoder) -> None:
+    children = list(encoder.module.named_children())
+    if encoder.output is None and children and children[-1][0] in ("fc", "classifier", "head", "heads"):
+        name, last = children[-1]
+        if any(isinstance(part, nn.Linear) for part in last.modules()):
+            warnings.warn(
+                f"encoder {encoder.name!r} seems to end in a classifier ({name!r}): its logits would be taken for representations; "
+                f"replace it ({name} = torch.nn.Identity()) or take an earlier layer (output='…')",
+                RobustnessWarning,
+                stacklevel=3,
+            )
+    if encoder.normalize is not None and any(
+        type(part).__name__.lower() in ("normalize", "normalization") for part in encoder.module.modules()
+    ):
+        warnings.warn(
+            f"encoder {encoder.name!r} is given normalize= and holds a normalization layer of its own: inputs would be normalized twice; drop one",
+            RobustnessWarning,
+            stacklevel=3,
+        )
+
+
+def _moved(bounds: tuple[Bound, Bound], like: Tensor) -> list[Any]:
+    # Inputs are compared in their own dtype: a float32 1/3 is allowed to be the bound 1/3.
+    return [torch.as_tensor(bound).to(like.device, like.dtype) for bound in bounds]
+
+
+def _show(bounds: tuple[Bound, Bound]) -> str:
+    return ", ".join(f"{bound:g}" if isinstance(bound, float) else "tensor" for bound in bounds)
+
+
+def _few(rows: list[int]) -> str:
+    return ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return repr(value.tolist())
+    if isinstance(value, tuple):
+        return repr(tuple(map(_describe, value)))
+    if inspect.isfunction(value):
+        return f"{value.__module__}.{value.__qualname__}:{hashlib.sha256(value.__code__.co_code).hexdigest()[:16]}"
+    return repr(value)

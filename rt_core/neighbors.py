@@ -1,0 +1,438 @@
+"""The bank of clean representations: exact ranks, nearest neighbors and pair quantiles, in blocks, in memory or on disk."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rt_core.divergences import Divergence, cosine, describe_divergence, find_divergence, l2
+from rt_core.shapes import check_shape
+
+__all__ = ["Bank", "pairwise"]
+
+_BLOCK = 1024  # rows that are float64 at a time, of the bank and of the queries
+_TILE = 2**15  # numbers in one direct call: they stay in the cache, and on one thread, where starting more would cost more
+_SORTED_KEPT = 4  # divergences whose sorted pairs are kept: 0.4 GiB each at 10,000 rows
+_UNIT_SLACK = 5e-16  # see _Form: at most (4 dim + 18) roundings of 1.1e-16, of the product form and of the direct form together
+
+
+def pairwise(divergence: str | Divergence, first: Tensor, second: Tensor) -> Tensor:
+    """Every divergence between two sets of representations, in direct form: slow and right, also for close pairs.
+
+    Works tile by tile; differentiable, in which case all tiles stay in memory.
+
+    first: [n, dim], second: [m, dim] -> [n, m], entry (i, j) is d(first[i], second[j])
+    """
+    check_shape(first, "n dim", what="first")
+    check_shape(second, "m dim", what="second", dim=first.shape[1])
+    pairs = torch.arange(len(first) * len(second), device=first.device)
+    width = max(len(second), 1)
+    return _direct(find_divergence(divergence), first, second, pairs // width, pairs % width).view(len(first), len(second))
+
+
+class Bank:
+    """Clean representations of others, against which one representation is ranked.
+
+    Every answer equals brute force with the divergence itself on float64 rows, ties included, and does not depend on the batch in
+    which queries come. l2 and cosine are fast (one matrix product, and direct recomputation where it cannot tell); any other
+    divergence is computed directly, pair by pair. Arguments are d(bank representation, query): the first fixed, the second moving.
+
+    Args:
+        representations: [bank, dim], float32 or float64; a tensor on the CPU or a numpy memory map. Not copied: leave it unchanged.
+        ids: one a row; ``"0"``, ``"1"``, … unless given.
+        labels: one a row, for measures that need them.
+        quantile_rows: how many first rows the pair quantiles use; all unless given.
+
+    Raises:
+        ValueError: no rows, a type that cannot be ranked exactly, values that are not finite, ids that repeat, or lengths that differ.
+    """
+
+    def __init__(
+        self,
+        representations: Tensor | np.ndarray,
+        *,
+        ids: Sequence[object] | None = None,
+        labels: Sequence[int] | None = None,
+        quantile_rows: int | None = None,
+    ) -> None:
+        _check_representations(representations)
+        self._rows = representations if isinstance(representations, np.ndarray) else representations.detach()
+        size = len(representations)
+        self.ids: tuple[str, ...] = tuple(map(str, range(size) if ids is None else ids))
+        self.labels: tuple[int, ...] | None = None if labels is None else tuple(map(int, labels))
+        self.quantile_rows = size if quantile_rows is None else int(quantile_rows)
+        for name, given in (("ids", self.ids), ("labels", self.labels)):
+            if given is not None and len(given) != size:
+                raise ValueError(f"{len(given)} {name} for {size} rows: give one a row")
+        if not 0 < self.quantile_rows <= size:
+            raise ValueError(f"quantile_rows is {quantile_rows}; the bank has {size} rows, so it must be in 1 to {size}")
+        self._row_of = {identity: row for row, identity in enumerate(self.ids)}
+        if len(self._row_of) < size:
+            repeated = next(identity for row, identity in enumerate(self.ids) if self._row_of[identity] != row)
+            raise ValueError(
+                f"id {repeated!r} stands for more than one row: an id must be unique, or a sample's own row cannot be excluded"
+            )
+        self._centers = _measure(self)
+        self._sorted: list[tuple[Divergence, _SortedPairs]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def dim(self) -> int:
+        """Numbers in one representation."""
+        return self._rows.shape[1]
+
+    @property
+    def pair_count(self) -> int:
+        """Unordered distinct pairs of the first ``quantile_rows`` rows."""
+        return self.quantile_rows * (self.quantile_rows - 1) // 2
+
+    def blocks(self, size: int = _BLOCK) -> Iterator[tuple[int, Tensor]]:
+        """Yield (first row, block) in order, read when asked for.
+
+        -> (int, [at most size, dim]) of the bank's own type
+        """
+        for start in range(0, len(self), size):
+            yield start, self._read(slice(start, start + size))
+
+    def rows(self, ids: Sequence[object]) -> Tensor:
+        """Return the row of each id, -1 for one that is not in the bank.
+
+        ids: [batch] -> [batch], long
+        """
+        return torch.tensor([self._row_of.get(str(identity), -1) for identity in ids], dtype=torch.long)
+
+    def take(self, rows: Tensor | Sequence[int]) -> Tensor:
+        """Return the representations of some rows.
+
+        rows: [batch] -> [batch, dim] of the bank's own type
+
+        Raises:
+            ValueError: a row that the bank does not have, -1 included.
+        """
+        return self._read(_checked_rows(rows, "rows", low=0, size=len(self)))
+
+    @torch.no_grad()
+    def closer_counts(self, queries: Tensor, own: Tensor, exclude: Tensor | Sequence[int], divergence: str | Divergence = "l2") -> Tensor:
+        """Count the others that are strictly closer to a query than its own clean representation is (paper, section 3.3).
+
+        queries, own: [batch, dim]; exclude: [batch], a row that does not count, or -1 -> [batch], long
+
+        Raises:
+            ValueError: queries or own that are not finite, or a row that the bank does not have.
+        """
+        form, exclude = self._form(divergence), self._checked_queries(queries, exclude)
+        check_shape(own, "batch dim", what="own", batch=len(queries), dim=self.dim)
+        _check_finite(own, "own")
+        counts = torch.zeros(len(queries), dtype=torch.long)
+        for part in _parts(len(queries)):
+            moving, each = form.place(queries[part]), torch.arange(len(queries[part]))
+            limit = form.decide(form.place(own[part]), moving, each, each)
+            for start, block in self.blocks():
+                counts[part] += _count_closer(form, form.place(block), moving, limit, exclude[part] - start)
+        return counts
+
+    @torch.no_grad()
+    def nearest(
+        self, queries: Tensor, k: int, exclude: Tensor | Sequence[int], divergence: str | Divergence = "l2"
+    ) -> tuple[Tensor, Tensor]:
+        """Find the ``k`` rows nearest to each query, nearest first; of equal ones the lower row comes first.
+
+        queries: [batch, dim]; exclude: [batch], a row that does not count, or -1 -> divergences [batch, k] float64, rows [batch, k] long
+
+        Raises:
+            ValueError: ``k`` is no number of rows that remain, queries are not finite, or a row that the bank does not have.
+        """
+        form, exclude = self._form(divergence), self._checked_queries(queries, exclude)
+        remain = len(self) - bool((exclude >= 0).any())
+        if not 1 <= k <= remain:
+            raise ValueError(
+                f"k is {k}; {remain} of the bank's {len(self)} rows remain beside a query's own, so it must be in 1 to {remain}"
+            )
+        # NaN stands for "none yet": it sorts behind everything, also behind infinity
+        values = torch.full((len(queries), k), torch.nan, dtype=torch.float64)
+        rows = torch.full((len(queries), k), len(self))
+        for part in _parts(len(queries)):
+            moving = form.place(queries[part])
+            for start, block in self.blocks():
+                near = _find_near(form, form.place(block), moving, values[part], exclude[part] - start)
+                values[part], rows[part] = _merge(values[part], rows[part], near, start)
+        return values, rows
+
+    @torch.no_grad()
+    def pair_quantiles(self, values: Tensor, divergence: str | Divergence = "l2") -> Tensor:
+        """Return the share of pairs of clean representations that are no further apart than each value (paper, section 3.1).
+
+        Pairs are the unordered distinct ones i < j of the first ``quantile_rows`` rows, d(r_i, r_j) <= value. They are computed and
+        sorted once for each divergence and kept. NaN stays NaN.
+
+        values: [batch] -> [batch], float64, in [0, 1]
+
+        Raises:
+            ValueError: fewer than two rows make no pair.
+        """
+        check_shape(values, "batch", what="values")
+        if not self.pair_count:
+            raise ValueError(f"pair quantiles need at least 2 rows, and there is {self.quantile_rows}: give a larger bank or quantile_rows")
+        form = self._form(divergence)
+        numbers = values.detach().cpu().double().numpy()
+        known = ~np.isnan(numbers)
+        result = np.full(len(numbers), np.nan)
+        asked, place = np.unique(numbers[known], return_inverse=True)
+        result[known] = _count_pairs(self, form, self._sorted_pairs(form), asked)[place] / self.pair_count
+        return torch.from_numpy(result)
+
+    def _read(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(self._rows, np.ndarray):  # copied, for a memory map may be read-only, which torch does not know
+            return torch.from_numpy(np.array(self._rows[rows if isinstance(rows, slice) else rows.numpy()]))
+        return self._rows[rows]
+
+    def _form(self, divergence: str | Divergence) -> "_Form":
+        function = find_divergence(divergence)
+        return _Form(function, next((center for product, center in self._centers if product is function), None))
+
+    def _checked_queries(self, queries: Tensor, exclude: Tensor | Sequence[int]) -> Tensor:
+        check_shape(queries, "batch dim", what="queries", dim=self.dim)
+        _check_finite(queries, "queries")
+        rows = _checked_rows(exclude, "exclude", low=-1, size=len(self))
+        check_shape(rows, "batch", what="exclude", batch=len(queries))
+        return rows
+
+    def _sorted_pairs(self, form: "_Form") -> "_SortedPairs":
+        for function, pairs in self._sorted:
+            if function == form.function:
+                return pairs
+        del self._sorted[: len(self._sorted) + 1 - _SORTED_KEPT]
+        self._sorted.append((form.function, _sort_pairs(self, form)))
+        return self._sorted[-1][1]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Some float64 rows, with the points whose squared distances score them."""
+
+    rows: Tensor
+    points: Tensor
+    squares: Tensor
+    zero: Tensor
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a divergence is scored: by squared distances of points, from a matrix product, where it allows that (there is a center).
+
+    Scores order pairs as the divergence does, but for pairs whose scores differ by no more than the slack, which are for ``function``
+    itself to decide. Points are centered (any center is right, the mean keeps the slack small): rounding errors then stay below
+    _UNIT_SLACK (dim + 8) (‖a‖² + ‖b‖²), the error of the directly computed divergence included.
+    """
+
+    function: Divergence
+    center: Tensor | None
+
+    def place(self, rows: Tensor) -> _Placed:
+        """rows: [n, dim] of any float type"""
+        rows = rows.detach().cpu().double()
+        points, zero = rows, torch.zeros(0, dtype=torch.long)
+        if self.function is cosine:
+            norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            points, zero = rows / norm.masked_fill(norm == 0, 1), (norm == 0).squeeze(1).nonzero().squeeze(1)
+        points = points if self.center is None else points - self.center
+        return _Placed(rows, points, torch.linalg.vecdot(points, points), zero)
+
+    def scores(self, block: _Placed, queries: _Placed) -> tuple[Tensor, Tensor]:
+        """-> scores [queries, block], slack [queries, 1]"""
+        if self.center is None:
+            return pairwise(self.function, block.rows, queries.rows).T.contiguous(), queries.squares.new_zeros(len(queries.rows), 1)
+        squares = queries.squares[:, None]
+        scores = torch.addmm(block.squares[None], queries.points, block.points.T, alpha=-2).add_(squares)
+        scores[:, block.zero] = 2  # only cosine has these: by convention at divergence 1, which is a squared chord of 2
+        scores[queries.zero] = 2
+        scale = _UNIT_SLACK * (block.squares.max() + squares) + torch.finfo(torch.float64).tiny
+        return scores, (self.center.numel() + 8) * scale
+
+    def goal(self, divergence: Tensor) -> Tensor:
+        """Return the score that stands for a divergence; a negative one stays below every score.
+
+        any shape -> same shape
+        """
+        if self.center is None:
+            return divergence
+        return 2 * divergence if self.function is cosine else divergence * divergence.abs()
+
+    def decide(self, block: _Placed, queries: _Placed, rows: Tensor, which: Tensor) -> Tensor:
+        """Divergences of the pairs (block[rows], queries[which]) by the function itself: [pairs]"""
+        return _direct(self.function, block.rows, queries.rows, rows, which)
+
+
+@dataclass(frozen=True)
+class _SortedPairs:
+    """The scores of all pairs in ascending order, their common slack, and the counts that had to be decided directly."""
+
+    scores: np.ndarray
+    slack: float
+    settled: dict[float, int] = field(default_factory=dict)
+
+
+def _direct(function: Divergence, first: Tensor, second: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+    """Divergences of the pairs (first[rows], second[others]), by the function itself.
+
+    Every call has the same number of pairs, the last ones repeated: a reduction's last bit may depend on the shape of the call, and
+    equal pairs must give equal numbers whatever stands beside them.
+
+    rows, others: [pairs], long -> [pairs]
+    """
+    tile = max(_TILE // max(first.shape[1], 1), 2)  # never 1: torch sums a single long row in another order
+    values = []
+    for start in range(0, len(rows), tile):
+        at = torch.arange(start, start + tile, device=rows.device).clamp_(max=len(rows) - 1)
+        value = function(first[rows[at]], second[others[at]])
+        check_shape(value, "batch", what=f"the result of {describe_divergence(function)}", batch=tile)
+        values.append(value[: len(rows) - start])
+    return torch.cat(values) if values else first.new_zeros(0)
+
+
+def _count_closer(form: _Form, block: _Placed, queries: _Placed, limit: Tensor, exclude: Tensor) -> Tensor:
+    scores, slack = form.scores(block, queries)
+    goal = form.goal(limit)[:, None]
+    closer = scores < goal - slack
+    unsure = (scores > goal + slack).logical_not_() ^ closer  # NaN, from an overflow, is unsure
+    out = _inside(exclude, len(block.rows))
+    closer[out] = unsure[out] = False
+    which, rows = unsure.nonzero(as_tuple=True)
+    decided = form.decide(block, queries, rows, which) < limit[which]
+    return closer.sum(dim=1) + torch.bincount(which[decided], minlength=len(limit))
+
+
+def _find_near(form: _Form, block: _Placed, queries: _Placed, best: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the rows of a block that may be among the nearest, given the best divergences so far.
+
+    best: [batch, k] -> query, row in the block, divergence: [candidates] each
+    """
+    k = best.shape[1]
+    scores, slack = form.scores(block, queries)
+    out = _inside(exclude, len(block.rows))
+    scores[out] = torch.inf
+    bound = form.goal(best[:, -1:]) + slack
+    if k <= len(block.rows):
+        bound = torch.fmin(bound, scores.topk(k, dim=1, largest=False).values[:, -1:] + 2 * slack)
+    near = (scores > bound).logical_not_()
+    near[out] = False
+    which, rows = near.nonzero(as_tuple=True)
+    return which, rows, form.decide(block, queries, rows, which)
+
+
+def _merge(best: Tensor, rows: Tensor, near: tuple[Tensor, Tensor, Tensor], start: int) -> tuple[Tensor, Tensor]:
+    batch, k = best.shape
+    which = torch.cat([torch.arange(batch).repeat_interleave(k), near[0]])
+    values, rows = torch.cat([best.flatten(), near[2]]), torch.cat([rows.flatten(), near[1] + start])
+    order = torch.from_numpy(np.lexsort((rows.numpy(), values.numpy(), which.numpy())))
+    first = torch.searchsorted(which[order], torch.arange(batch))
+    chosen = order[first[:, None] + torch.arange(k)]
+    return values[chosen], rows[chosen]
+
+
+def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[_Placed, _Placed, Tensor, Tensor, float]]:
+    """Yield (block, later block, scores of their pairs i < j, flat positions of these, slack); position = later * len(block) + row."""
+    spans = [(start, min(start + _BLOCK, bank.quantile_rows)) for start in range(0, bank.quantile_rows, _BLOCK)]
+    for index, span in enumerate(spans):
+        block = form.place(bank._read(slice(*span)))
+        for later in spans[index:]:
+            other = form.place(bank._read(slice(*later)))
+            scores, slack = form.scores(block, other)
+            positions = torch.arange(scores.numel())
+            if later == span:
+                positions = positions[torch.ones_like(scores, dtype=torch.bool).tril_(-1).flatten()]
+                scores = scores.flatten()[positions]
+            yield block, other, scores.flatten(), positions, float(slack.max())
+
+
+def _sort_pairs(bank: Bank, form: _Form) -> _SortedPairs:
+    scores, slack, filled = np.empty(bank.pair_count), 0.0, 0
+    for _, _, part, _, needed in _pair_blocks(bank, form):
+        scores[filled : filled + len(part)] = part.numpy()
+        slack, filled = max(slack, needed), filled + len(part)
+    scores.sort()  # in place, and ten times as fast as torch's
+    return _SortedPairs(scores, slack)
+
+
+def _count_pairs(bank: Bank, form: _Form, pairs: _SortedPairs, values: np.ndarray) -> np.ndarray:
+    """values: [batch], ascending, distinct -> pairs with d <= value: [batch]"""
+    goal = form.goal(torch.from_numpy(values)).numpy()
+    low = np.searchsorted(pairs.scores, goal - pairs.slack, "left")
+    counts = np.searchsorted(pairs.scores, goal + pairs.slack, "right")
+    unsure = (low < counts) & (form.center is not None)  # without a center, scores are the divergences themselves
+    missing = [value for value in values[unsure].tolist() if value not in pairs.settled]
+    if missing:
+        pairs.settled.update(zip(missing, _settle(bank, form, pairs.slack, torch.tensor(missing, dtype=torch.float64)), strict=True))
+    counts[unsure] = [pairs.settled[value] for value in values[unsure].tolist()]
+    return counts
+
+
+def _settle(bank: Bank, form: _Form, slack: float, values: Tensor) -> list[int]:
+    """Count again in one more pass for all values, deciding directly where scores cannot.
+
+    Sure pairs are counted anew too, for a matrix product need not give the same bits twice.
+
+    values: [batch], ascending, distinct -> pairs with d <= value: [batch]
+    """
+    goal = form.goal(values)
+    low, high = torch.cat([goal - slack, goal.new_tensor([torch.inf])]), goal + slack
+    counts = torch.zeros(len(values), dtype=torch.long)
+    for block, later, scores, positions, _ in _pair_blocks(bank, form):
+        above = torch.bucketize(scores, high)  # the first value that a pair may count for; it does for all later ones when it is sure
+        unsure = scores >= low[above]
+        counts += torch.bincount(above[~unsure], minlength=len(low))[:-1].cumsum(0)
+        chosen, width = positions[unsure], len(block.rows)
+        decided = form.decide(block, later, chosen % width, chosen // width)
+        counts += torch.searchsorted(decided.sort().values, values, right=True)
+    return counts.tolist()
+
+
+def _measure(bank: Bank) -> list[tuple[Divergence, Tensor]]:
+    """Check that all is finite, in one pass, and return the divergences that a matrix product can score, with a center for each."""
+    total, norms, largest = torch.zeros(bank.dim, dtype=torch.float64), 0.0, 0.0
+    for start, block in bank.blocks():
+        _check_finite(block, "the bank", start)
+        rows = block.double()
+        total += rows.sum(dim=0)
+        norms += float(torch.linalg.vector_norm(rows, dim=1).sum())
+        largest = max(largest, float(block.abs().max()))
+    # squares that overflow have no slack: such a bank is compared directly
+    return [(l2, total / len(bank)), (cosine, total / (norms or 1.0))] if largest < 1e140 else []
+
+
+def _check_representations(representations: Tensor | np.ndarray) -> None:
+    if representations.ndim != 2 or 0 in representations.shape:
+        raise ValueError(f"the bank has shape {list(representations.shape)}; expected [bank, dim] with at least one row and one column")
+    if representations.dtype not in (torch.float32, torch.float64, np.float32, np.float64):
+        raise ValueError(
+            f"the bank is {representations.dtype}; half precision rounds neighbors into ties and other types are no "
+            "representations: keep it in float32 or float64"
+        )
+    if not isinstance(representations, np.ndarray) and representations.device.type != "cpu":
+        raise ValueError(f"the bank lies on {representations.device}; it is ranked in float64 on the CPU: write representations.cpu()")
+
+
+def _check_finite(rows: Tensor, what: str, start: int = 0) -> None:
+    bad = ~torch.isfinite(rows).all(dim=1)
+    if bad.any():
+        raise ValueError(f"row {start + int(bad.nonzero()[0])} of {what} is not finite: it has no distance to anything; leave it out")
+
+
+def _checked_rows(rows: Tensor | Sequence[int], name: str, *, low: int, size: int) -> Tensor:
+    found = torch.as_tensor(rows).cpu()
+    if found.numel() and (found.is_floating_point() or found.min() < low or found.max() >= size):
+        raise ValueError(f"{name} is {found.tolist()}; the bank has {size} rows, so each must be a whole number in {low} to {size - 1}")
+    return found.long()
+
+
+def _inside(exclude: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    queries = ((exclude >= 0) & (exclude < size)).nonzero().squeeze(1)
+    return queries, exclude[queries]
+
+
+def _parts(size: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))

@@ -1,0 +1,232 @@
+"""What a run found: one row a sample and measure, and readings of it: a summary with intervals, a comparison of two encoders, a table."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rt_core import statistics
+from rt_core.errors import StoreError
+from rt_core.store import write_then_rename
+
+__all__ = ["Results"]
+
+_KEYS = ["encoder", "attack", "aim", "step", "metric"]
+_FILES = ("frame", "notes")
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Everything a run found.
+
+    frame: columns encoder, attack, aim, step, metric, sample, value, note. One row a sample, or a pair (named by its first side); step is a
+    mark, else the attack's number of steps, else 0; aim clean has attack ``-``. NaN is *not defined for this sample*, unless the note says
+    ``abstained`` or ``no certificate``: then it is a certificate that was not given, and every summary reads it as the worst value.
+
+    notes: columns encoder, attack, aim, sample, name, value: stuck samples, the divergence before each step (``history/…``), and whatever
+    else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read.
+    """
+
+    frame: pd.DataFrame
+    notes: pd.DataFrame
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        # One type a column, however the rows were made or read, so that a run and what is loaded of it are equal.
+        for name, numbers in (("frame", {"step": "int64", "value": "float64"}), ("notes", {"value": "float64"})):
+            frame = getattr(self, name)
+            object.__setattr__(self, name, frame.astype({column: numbers.get(column, "str") for column in frame.columns}))
+
+    def summary(self, *, level: float = 0.95) -> pd.DataFrame:
+        """Return one row a measure: estimate, interval, and the numbers behind them.
+
+        Rates get Clopper-Pearson intervals, medians order statistics, means of a bounded measure a bounded-mean interval (never [0, 0]),
+        others a bootstrap; where samples belong together (both sides of a pair, a group), whole clusters count as one observation.
+
+        Returns:
+            Columns encoder, attack, aim, step, metric, statistic, estimate, low, high, n, undefined, abstained, better. n counts the rows
+            that are defined; abstained ones are among them.
+        """
+        rows = []
+        for key, part in self._parts():
+            reading = self._reading(key[-1])
+            values, clusters, undefined, abstained = self._values(part, reading)
+            found = statistics.interval(
+                values, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
+            )
+            low, high = np.clip([found.low, found.high], *reading.span)
+            row = dict(zip(_KEYS, key, strict=True)) | {
+                "statistic": reading.statistic,
+                "estimate": found.estimate,
+                "low": low,
+                "high": high,
+            }
+            rows.append(row | {"n": found.n, "undefined": undefined, "abstained": abstained, "better": reading.better})
+        return pd.DataFrame(rows)
+
+    def compare(self, first: str, second: str, *, level: float = 0.95) -> pd.DataFrame:
+        """Compare two encoders on the samples that both have: paired, and corrected for the number of comparisons (Holm).
+
+        It says what holds of these two encoders and these samples' kind; one set of weights each says nothing of two training methods.
+
+        Returns:
+            Columns attack, aim, step, metric, first, second, difference (first minus second), low, high, p (sign flips, or exact for
+            rates), p_corrected, n, better (the encoder that the difference favours).
+
+        Raises:
+            ValueError: no rows of an encoder of that name, or bank sizes that differ for a measure that depends on them.
+        """
+        known = list(dict.fromkeys(self.frame["encoder"]))
+        for name in (first, second):
+            if name not in known:
+                raise ValueError(f"no results of encoder {name!r}; there are {', '.join(map(repr, known))}")
+        indexed = self.frame.set_index("encoder")
+        joined = indexed.loc[[first]].merge(indexed.loc[[second]], on=[*_KEYS[1:], "sample"], suffixes=("_first", "_second"), sort=False)
+        rows = []
+        for key, part in joined.groupby(_KEYS[1:], sort=False):
+            reading = self._reading(key[-1])
+            sides = [reading.filled(part[f"value_{side}"].to_numpy(), part[f"note_{side}"].to_numpy()) for side in ("first", "second")]
+            defined = ~(np.isnan(sides[0]) | np.isnan(sides[1]))
+            if not defined.any():
+                continue
+            clusters = self._clusters(part["sample"].to_numpy()[defined], str(key[1]))
+            left, right = (side[defined] for side in sides)
+            found = statistics.paired_comparison(
+                left, right, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
+            )
+            center = np.mean if np.isfinite([left, right]).all() else np.median
+            favoured = (found.difference < 0) == (reading.better == "lower")
+            rows.append(
+                dict(zip(_KEYS[1:], key, strict=True))
+                | {"first": center(left), "second": center(right), "difference": found.difference, "low": found.low, "high": found.high}
+                | {"p": found.p, "n": found.n, "better": "-" if found.difference == 0 else first if favoured else second}
+            )
+        table = pd.DataFrame(rows)
+        table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy()))
+        return table
+
+    def table(self, *, level: float = 0.95) -> pd.DataFrame:
+        """Return the summary for reading: a row an encoder and attack, a column a measure, each as ``estimate [low, high]``.
+
+        Measures of clean representations, which say whether an encoder is of any use, stand first and in each of its rows.
+        """
+        summary = self.summary(level=level)
+        last = summary.groupby(["encoder", "attack", "aim", "metric"], sort=False)["step"].transform("max") == summary["step"]
+        summary = summary[last].assign(text=[_shown(row) for row in summary[last].itertuples()])
+        arrows = {"lower": "↓", "higher": "↑"}
+        summary["metric"] = [f"{metric} {arrows[better]}" for metric, better in zip(summary["metric"], summary["better"], strict=True)]
+        clean, attacked = summary[summary["aim"] == "clean"], summary[summary["aim"] != "clean"]
+        order = [*dict.fromkeys(clean["metric"]), *dict.fromkeys(attacked["metric"])]
+        rows = []
+        for (encoder, attack), part in (attacked if len(attacked) else clean).groupby(["encoder", "attack"], sort=False):
+            cells = dict(zip(part["metric"], part["text"], strict=True))
+            own = clean[clean["encoder"] == encoder]
+            rows.append({"encoder": encoder, "attack": attack, **dict(zip(own["metric"], own["text"], strict=True)), **cells})
+        return pd.DataFrame(rows).reindex(columns=["encoder", "attack", *order]).fillna("").set_index(["encoder", "attack"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a folder: two csv files and the manifest."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _FILES:
+            write_then_rename(folder / f"{name}.csv.gz", _compressed(getattr(self, name)))
+        write_then_rename(folder / "manifest.json", json.dumps(self.manifest, indent=1, ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, *paths: str | Path) -> "Results":
+        """Read results that were saved; of several folders, the rows of all, if they are of the same samples and metrics.
+
+        Raises:
+            StoreError: a folder without results, or results of other samples.
+        """
+        loaded = [cls._load_one(Path(path)) for path in paths]
+        for other, path in zip(loaded[1:], paths[1:], strict=True):
+            for what in ("samples", "seed", "bank"):
+                if other.manifest[what] != loaded[0].manifest[what]:
+                    raise StoreError(f"{path} and {paths[0]} differ in {what}, so their rows cannot stand in one table")
+        manifest = dict(loaded[0].manifest)
+        for other in loaded[1:]:
+            manifest |= {what: {**manifest[what], **other.manifest[what]} for what in ("metrics", "encoders")}
+        return cls(
+            frame=pd.concat([one.frame for one in loaded], ignore_index=True).drop_duplicates([*_KEYS, "sample"], ignore_index=True),
+            notes=pd.concat([one.notes for one in loaded], ignore_index=True),
+            manifest=manifest,
+        )
+
+    @classmethod
+    def _load_one(cls, folder: Path) -> "Results":
+        if not (folder / "manifest.json").exists():
+            raise StoreError(
+                f"{folder} holds no finished results; run the plan with store={str(folder)!r} (a run that was interrupted goes on)"
+            )
+
+        def read(name: str) -> pd.DataFrame:
+            # Read as text first: a sample may be called "NA", and "007" is not 7.
+            frame = pd.read_csv(folder / f"{name}.csv.gz", dtype=str, keep_default_na=False)
+            return frame.assign(value=[float(value) if value else math.nan for value in frame["value"]])
+
+        frames = {name: read(name) for name in _FILES}
+        return cls(**frames, manifest=json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+
+    def _parts(self) -> Any:
+        return self.frame.groupby(_KEYS, sort=False)
+
+    def _reading(self, metric: str) -> "_Reading":
+        described = self.manifest["metrics"][metric.split("/")[0]]
+        low, high = (edge if edge is not None else sign * math.inf for edge, sign in zip(described["span"], (-1, 1), strict=True))
+        return _Reading(described["better"], described["statistic"], (low, high))
+
+    def _values(self, part: pd.DataFrame, reading: "_Reading") -> tuple[np.ndarray, np.ndarray | None, int, int]:
+        notes = part["note"].to_numpy()
+        values = reading.filled(part["value"].to_numpy(), notes)
+        undefined = np.isnan(values)
+        clusters = self._clusters(part["sample"].to_numpy()[~undefined], part["aim"].iloc[0])
+        return values[~undefined], clusters, int(undefined.sum()), int((notes != "").sum())
+
+    def _clusters(self, samples: np.ndarray, aim: str) -> np.ndarray | None:
+        """Return which samples count as one observation: groups of the dataset, else both sides of a pair under aim target."""
+        about = self.manifest["samples"]
+        owner = about["group"] or (about["pair"] if aim == "target" else None)
+        if owner is None:
+            return None
+        known = dict(zip(about["sample"], owner, strict=True))
+        return np.array([known[sample] for sample in samples])
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How a metric's numbers are read."""
+
+    better: str
+    statistic: str
+    span: tuple[float, float]
+
+    @property
+    def bounded(self) -> tuple[float, float] | None:
+        return self.span if all(map(math.isfinite, self.span)) else None
+
+    def filled(self, values: np.ndarray, notes: np.ndarray) -> np.ndarray:
+        """Return the values with the worst one wherever a certificate was not given."""
+        worst = self.span[1] if self.better == "lower" else self.span[0]
+        return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+
+
+def _shown(row: Any) -> str:
+    if row.n == 0:
+        return "undefined"
+    return f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+def _compressed(frame: pd.DataFrame) -> bytes:
+    import gzip
+
+    return gzip.compress(frame.to_csv(index=False).encode(), compresslevel=4, mtime=0)

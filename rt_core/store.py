@@ -1,0 +1,74 @@
+"""A run's folder: who the run is, the clean representations of each encoder, and one file a block, written then renamed."""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rt_core.errors import RobustnessWarning, StoreError
+
+__all__ = ["Store", "key_of"]
+
+
+class Store:
+    """Blocks of a run by key; without a folder nothing is kept and nothing is found.
+
+    identity: what all blocks of a folder share (dataset, seed, order); a folder of another identity is refused.
+
+    Raises:
+        StoreError: the folder belongs to another run.
+    """
+
+    def __init__(self, folder: str | Path | None, identity: Mapping[str, Any]) -> None:
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is None:
+            return
+        (self.folder / "blocks").mkdir(parents=True, exist_ok=True)
+        marker = self.folder / "identity.json"
+        if not marker.exists():
+            write_then_rename(marker, json.dumps(identity, indent=1).encode())
+        known = json.loads(marker.read_text(encoding="utf-8"))
+        for what, value in identity.items():
+            if known.get(what) != value:
+                raise StoreError(
+                    f"{self.folder} holds a run of another {what} ({known.get(what)!r}, now {value!r}); give another folder, or remove this one"
+                )
+
+    def load(self, key: str) -> dict[str, np.ndarray] | None:
+        """Return a block's arrays, or None if it is not there; a damaged one is reported and counts as not there."""
+        path = None if self.folder is None else self.folder / "blocks" / f"{key}.npz"
+        if path is None or not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as block:
+                return {name: block[name] for name in block.files}
+        except Exception as error:
+            warnings.warn(f"block {path} is damaged ({type(error).__name__}: {error}) and is made again", RobustnessWarning, stacklevel=2)
+            return None
+
+    def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep a block's arrays: whole or not at all."""
+        if self.folder is None:
+            return
+        path = self.folder / "blocks" / f"{key}.npz"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        temporary.replace(path)
+
+
+def key_of(parts: Any) -> str:
+    """Return the key of a block: a hash of everything that went into it, as JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def write_then_rename(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

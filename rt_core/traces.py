@@ -1,0 +1,254 @@
+"""The values that travel: what an attack may see, what it may return, what is kept of it, and what a metric gives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from rt_core.divergences import Divergence
+from rt_core.encoders import Bound, Encoder, round_inward
+from rt_core.errors import MissingLabels
+from rt_core.neighbors import Bank
+from rt_core.randomness import SampleRandom
+
+__all__ = [
+    "AIMS",
+    "Attack",
+    "Attempt",
+    "Ball",
+    "Batch",
+    "Context",
+    "Divergence",
+    "Metric",
+    "Rows",
+    "Suite",
+    "Trace",
+    "aims_of",
+    "ball_of",
+    "per_sample",
+]
+
+AIMS = ("away", "target")
+# An l2 step computed in float32 must not end a rounding error outside.
+_INSIDE = 1 - 5e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """How far an attack may move an input: ``norm`` is ``"linf"`` or ``"l2"`` over all of one input, ``radius`` in the bounds' units.
+
+    Raises:
+        ValueError: another norm, or a negative radius.
+    """
+
+    norm: str
+    radius: float
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("linf", "l2"):
+            raise ValueError(f"norm is {self.norm!r}; expected 'linf' or 'l2'")
+        if not self.radius >= 0:
+            raise ValueError(f"radius is {self.radius:g}; it cannot be negative")
+
+    def box(self, center: Tensor, bounds: tuple[Bound, Bound]) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest value that each element may take: inside the bounds, and for linf inside the ball.
+
+        Computed in float64 and rounded inward, so that no float32 value in it is outside by even a last bit.
+
+        center: [batch, *input] -> two of the same shape
+        """
+        low, high = (bound.expand_as(center) for bound in round_inward(bounds, center))
+        if self.norm != "linf":
+            return low, high
+        exact = _double(center)
+        grid = exact.to(center.dtype)
+        ball_low, ball_high = ((exact + way * self.radius).to(center.dtype) for way in (-1, 1))
+        ball_low = torch.where(exact - ball_low.double() > self.radius, torch.nextafter(ball_low, grid), ball_low)
+        ball_high = torch.where(ball_high.double() - exact > self.radius, torch.nextafter(ball_high, grid), ball_high)
+        return torch.maximum(low, ball_low.to(low.device)), torch.minimum(high, ball_high.to(high.device))
+
+    def project(self, inputs: Tensor, center: Tensor, bounds: tuple[Bound, Bound], *, box: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return the inputs moved back into the ball and the bounds; ``box`` is that of ``center`` where it is known already.
+
+        inputs, center: [batch, *input] -> same shape
+        """
+        low, high = self.box(center, bounds) if box is None else box
+        if self.norm == "linf":
+            return torch.minimum(torch.maximum(inputs, low), high)
+        moved = inputs - center
+        length = per_sample(torch.linalg.vector_norm(moved.flatten(1), dim=1), moved)
+        inside = torch.where(length > self.radius * _INSIDE, moved * (self.radius * _INSIDE / length), moved)
+        return torch.minimum(torch.maximum(center + inside, low), high)
+
+    def distance(self, inputs: Tensor, center: Tensor) -> Tensor:
+        """Return how far each sample was moved, in float64.
+
+        inputs, center: [batch, *input] -> [batch]
+        """
+        order = torch.inf if self.norm == "linf" else 2
+        return torch.linalg.vector_norm((_double(inputs) - _double(center)).flatten(1), ord=order, dim=1)
+
+    @property
+    def tolerance(self) -> float:
+        """Return the largest measured distance that counts as inside: the radius itself for linf, 1e-6 more for l2."""
+        return self.radius if self.norm == "linf" else self.radius * (1 + 1e-6)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """What an attack may see of some samples.
+
+    inputs: [batch, *input], inside the bounds; clean: [batch, dim], their representations; aim: ``"away"`` from ``clean`` or to the
+    ``targets`` [batch, dim] (of ``target_inputs``); bank: representations of others or None, ``own`` [batch] each sample's row in it or
+    -1; start: a given first iterate, to be taken as it is, or None.
+    """
+
+    ids: tuple[str, ...]
+    inputs: Tensor
+    clean: Tensor
+    aim: str
+    targets: Tensor | None = None
+    target_inputs: Tensor | None = None
+    bank: Bank | None = None
+    own: Tensor | None = None
+    start: Tensor | None = None
+
+    @property
+    def anchor(self) -> Tensor:
+        """Return what the divergence is measured from: ``clean`` for aim away, else ``targets``."""
+        if self.aim == "away":
+            return self.clean
+        assert self.targets is not None, "a batch of aim target holds targets"
+        return self.targets
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attempt:
+    """What an attack returns when there is more to say than the adversarial inputs.
+
+    inputs: [batch, *input]; marks: {step: inputs after that many steps}; history: [batch, steps], the divergence before each step;
+    notes: {name: [batch]}, such as ``zero_gradient``, the share of steps at which a sample's gradient was exactly zero.
+    """
+
+    inputs: Tensor
+    marks: Mapping[int, Tensor] = field(default_factory=dict)
+    history: Tensor | None = None
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """What one attack did to some samples; all on the CPU.
+
+    clean, adversarial: [n, dim]; divergence: [n] float64, from the clean representation (aim away, clean) or to the target;
+    targets: [n, dim] or None; partner: [n], the row of each sample's target in this trace, or None; history: [n, steps + 1] or None,
+    its last entry is ``divergence``; notes: {name: [n]}; stuck: [n], samples whose gradient was zero at every step; inputs: the
+    adversarial inputs or None; marks: {step: inputs}; marked: {step: representations}; forwards, backwards: passes, in samples.
+    """
+
+    ids: tuple[str, ...]
+    aim: str
+    step: int
+    clean: Tensor
+    adversarial: Tensor
+    divergence: Tensor
+    targets: Tensor | None = None
+    partner: Tensor | None = None
+    history: Tensor | None = None
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
+    stuck: Tensor | None = None
+    inputs: Tensor | None = None
+    marks: Mapping[int, Tensor] = field(default_factory=dict)
+    marked: Mapping[int, Tensor] = field(default_factory=dict)
+    forwards: int = 0
+    backwards: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A metric's numbers where some need a word: values [n], and a note a row (``""``, ``"abstained"``, ``"no certificate"``)."""
+
+    values: Tensor
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+    """What a metric may use besides the trace and the bank."""
+
+    encoder: Encoder
+    divergence: Divergence
+    random: SampleRandom
+    known_labels: Sequence[int] | None = None
+
+    @property
+    def labels(self) -> Tensor:
+        """Return the labels of the trace's samples, [n].
+
+        Raises:
+            MissingLabels: the dataset has none.
+        """
+        if self.known_labels is None:
+            raise MissingLabels("this metric reads labels and the dataset has none; give a dataset with labels, or leave the metric out")
+        return torch.as_tensor(self.known_labels)
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """Adversarial inputs for a batch: a frozen dataclass whose fields are its configuration.
+
+    Two attributes may be there, read once at the seam: ``ball`` (a ``Ball``; without it only the bounds are checked) and ``aims``
+    (without it both).
+    """
+
+    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
+        """Return the adversarial inputs, [batch, *input]; ``random`` is the only source of randomness."""
+
+
+class Metric(Protocol):
+    """One number a row, read off a trace.
+
+    aim: ``"away"``, ``"target"`` or ``"clean"`` (no attack); better: ``"lower"`` or ``"higher"``; statistic: ``"rate"``, ``"mean"`` or
+    ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value.
+    """
+
+    aim: ClassVar[str]
+    better: ClassVar[str]
+    statistic: ClassVar[str]
+    per: ClassVar[str]
+    span: ClassVar[tuple[float, float]]
+
+    def __call__(self, trace: Trace, bank: Bank, context: Context) -> Tensor | Rows | Mapping[str, Tensor | Rows]:
+        """Return [n] for per sample, [n / 2] for per pair; NaN where the metric is not defined."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Named attacks that belong together; a plan runs its members as ordinary attacks, labelled ``suite/member``."""
+
+    members: Mapping[str, Attack]
+
+
+def aims_of(attack: Attack) -> tuple[str, ...]:
+    """Return the aims that an attack supports: both unless it says otherwise."""
+    return tuple(getattr(attack, "aims", AIMS))
+
+
+def ball_of(attack: Attack) -> Ball | None:
+    """Return the ball that an attack promises to stay in, if it promises one."""
+    return getattr(attack, "ball", None)
+
+
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape [batch] so that it multiplies ``like`` [batch, *input] sample by sample."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _double(tensor: Tensor) -> Tensor:
+    # Some accelerators have no float64; there the exact work is done on the CPU.
+    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()

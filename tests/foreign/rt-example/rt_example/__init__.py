@@ -1,0 +1,1 @@
+"""A plugin as someone else would write it."""
