@@ -25,9 +25,10 @@ if TYPE_CHECKING:
         UnknownName,
     )
     from rt_core.evaluation import Evaluation
-    from rt_core.execution import perturb, represent, run
+    from rt_core.execution import run
     from rt_core.hookspecs import hookimpl
     from rt_core.neighbors import Bank
+    from rt_core.perturbing import perturb, represent
     from rt_core.randomness import SampleRandom
     from rt_core.registry import attack, dataset, encoder, installed, metric, register, use
     from rt_core.results import Results
@@ -87,9 +88,10 @@ _HOMES = {
     "encoders": ["Encoder"],
     "entries": ["AttackEntry", "DatasetEntry", "EncoderEntry", "MetricEntry"],
     "evaluation": ["Evaluation"],
-    "execution": ["perturb", "represent", "run"],
+    "execution": ["run"],
     "hookspecs": ["hookimpl"],
     "neighbors": ["Bank"],
+    "perturbing": ["perturb", "represent"],
     "randomness": ["SampleRandom"],
     "registry": ["attack", "dataset", "encoder", "installed", "metric", "register", "use"],
     "results": ["Results"],

@@ -288,7 +288,7 @@ def _direct(function: Divergence, first: Tensor, second: Tensor, rows: Tensor, o
     values = []
     for start in range(0, len(rows), tile):
         at = torch.arange(start, start + tile, device=rows.device).clamp_(max=len(rows) - 1)
-        value = function(first[rows[at]], second[others[at]])
+        value = function(first.index_select(0, rows[at]), second.index_select(0, others[at]))
         check_shape(value, "batch", what=f"the result of {describe_divergence(function)}", batch=tile)
         values.append(value[: len(rows) - start])
     return torch.cat(values) if values else first.new_zeros(0)
