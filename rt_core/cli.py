@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return arguments.command(arguments)
         except KeyboardInterrupt:
-            print("rt: interrupted", file=sys.stderr)
+            print("rt: interrupted; the same command goes on where it was", file=sys.stderr)
             return INTERRUPTED
-        except (RtError, ValueError) as error:
+        except (RtError, ValueError, OSError) as error:
             print(f"rt: {error}", file=sys.stderr)
             return USED_WRONG
 
@@ -40,6 +40,21 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add(commands, "list", _list).add_argument("kind", nargs="?", choices=KINDS, help="one kind only")
     _add(commands, "plugins", _plugins)
+    demo = _add(commands, "demo", _demo)
+    demo.add_argument("--store", default="runs/demo", help="folder of the run (default: runs/demo)")
+    run = _add(commands, "run", _run)
+    run.add_argument("study", help="a study file (TOML)")
+    run.add_argument("--store", help="folder of the run (default: the study's own, else runs/<name of the study>)")
+    run.add_argument("--device", default="auto", help="where encoders run (default: an accelerator if there is one)")
+    run.add_argument("--batch", type=int, help="samples at a time, at most 64")
+    show = _add(commands, "show", _show)
+    show.add_argument("store", nargs="+", help="folder of a run")
+    compare = _add(commands, "compare", _compare)
+    compare.add_argument("store", help="folder of a run")
+    compare.add_argument("first", help="an encoder of it")
+    compare.add_argument("second", help="another")
+    compare.add_argument("--fail-if", choices=["worse"], help="exit 1 if the second is worse on any measure after correction")
+    compare.add_argument("--level", type=float, default=0.95, help="of the intervals, and one minus it for --fail-if (default: 0.95)")
     return parser
 
 
@@ -72,6 +87,73 @@ def _plugins(arguments: argparse.Namespace) -> int:
     plugins = installed().plugins
     _print_columns((plugin.distribution, plugin.version, _outcome(plugin)) for plugin in plugins)
     return FOUND_WRONG if any(plugin.error is not None for plugin in plugins) else DONE
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    """Evaluate four small encoders of real digits, as they come with rt-samples: the main job, in under two minutes."""
+    from rt_core.demo import COMPARED, demo_plan
+    from rt_core.execution import run
+
+    plan, left_out = demo_plan()
+    for name in left_out:
+        print(f"rt: {name} is left out, since its plugin is not installed", file=sys.stderr)
+    results = run(plan, store=arguments.store)
+    manifest = results.manifest
+    first, second = COMPARED
+    print(f"{manifest['attacked']} real digits attacked within linf 0.1, {manifest['bank']} in the bank; estimate [95 % interval]\n")
+    print(_text(results.table()))
+    print(f"\n{first} minus {second}, paired, p corrected for {len(results.compare(first, second))} comparisons\n")
+    print(_comparison(results, first, second, attack="u-pgd"))
+    print(f"\nThe run is in {arguments.store}: rt show {arguments.store}; rt compare {arguments.store} {first} {second}")
+    return DONE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a study file; a run that was interrupted goes on where it was."""
+    import tomllib
+    from pathlib import Path
+
+    from rt_core.evaluation import Evaluation
+    from rt_core.execution import run
+
+    path = Path(arguments.study)
+    if not path.is_file():
+        raise ValueError(f"study is {arguments.study!r}, which is no file; give a TOML file")
+    plan = Evaluation.from_toml(path)
+    store = arguments.store or tomllib.loads(path.read_text(encoding="utf-8")).get("store") or f"runs/{path.stem}"
+    print(_text(run(plan, store=store, device=arguments.device, batch=arguments.batch).table()))
+    print(f"\nThe run is in {store}")
+    return DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Show the table of one run, or of several on the same samples."""
+    from rt_core.results import Results
+
+    print(_text(Results.load(*arguments.store).table()))
+    return DONE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """Compare two encoders of a run: paired, corrected for the number of comparisons."""
+    from rt_core.results import Results
+
+    results = Results.load(arguments.store)
+    print(_comparison(results, arguments.first, arguments.second, level=arguments.level))
+    table = results.compare(arguments.first, arguments.second, level=arguments.level)
+    worse = table[(table["better"] == arguments.first) & (table["p_corrected"] <= 1 - arguments.level)]
+    return FOUND_WRONG if arguments.fail_if == "worse" and len(worse) else DONE
+
+
+def _text(table: Any) -> str:
+    return table.to_string()
+
+
+def _comparison(results: Any, first: str, second: str, *, level: float = 0.95, attack: str | None = None) -> str:
+    table = results.compare(first, second, level=level)
+    if attack is not None:
+        table = table[table["attack"].isin([attack, "-"])].drop(columns="attack")
+    return table.to_string(index=False, float_format=lambda value: f"{value:.4g}")
 
 
 def _outcome(plugin: Any) -> str:

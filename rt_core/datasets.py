@@ -17,15 +17,15 @@ __all__ = ["Samples", "as_samples", "folder", "tensor_file", "tensors", "torch_d
 
 _INPUT_KEYS = ("pixel_values", "image", "img", "inputs", "input", "x")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-_PICTURES = frozenset(".jpg .jpeg .png .bmp .webp .tif .tiff .gif .ppm .pgm".split())
+_PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """A dataset as rt reads it: ids, and inputs by row.
 
-    read: rows -> [rows, *input], floating; ids: one a sample, stable over runs (relative paths, or indices); find_labels: rows -> labels,
-    or None where there are none; groups: which samples belong together (scene, patient, video), or None; notes: what was left out, in words.
+    read: rows -> [rows, *input], floating; ids: one a sample, stable over runs (relative paths, or indices); find_labels: rows -> labels
+    or, where there are none, None; groups: which samples belong together (scene, patient, video), or None; notes: what was left out, in words.
 
     Raises:
         InvalidInputs: no sample at all, or two of one id.
@@ -105,7 +105,7 @@ def tensor_file(path: str) -> Samples:
         )
     return tensors(
         loaded["inputs"],
-        labels=loaded["labels"] if "labels" in loaded else None,
+        labels=loaded.get("labels"),
         groups=list(loaded["groups"]) if "groups" in loaded else None,
         name=source.stem,
     )

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from rt_core.randomness import SampleRandom, stream
 from rt_core.registry import Use, installed
 from rt_core.results import Results
 from rt_core.shapes import check_shape
-from rt_core.store import Store, key_of
+from rt_core.store import Store, kept_batch, key_of
 from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
 
 __all__ = ["run"]
@@ -60,7 +61,7 @@ def run(
     """
     began = time.monotonic()
     samples = as_samples(plan.dataset.make("dataset") if isinstance(plan.dataset, Use) else plan.dataset)
-    work = _Work.of(plan, samples, check_batch(batch, BLOCK), _device(device))
+    work = _Work.of(plan, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), _device(device))
     identity = {"dataset": key_of([samples.name, *samples.ids]), "seed": plan.seed, "pairing": plan.pairing, "batch": work.batch}
     kept = Store(store, identity)
     with torch.inference_mode(False):
@@ -108,7 +109,11 @@ class _Work:
         attacks, metrics = plan.made_attacks(), plan.made_metrics()
         return cls(plan, samples, tuple(order)[: plan.bank], attacked, attacks, metrics, find_divergence(plan.divergence), batch, device)
 
-    @property
+    @cached_property
+    def labels(self) -> list[int] | None:
+        return self.samples.labels(self.order)
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         return tuple(self.samples.ids[row] for row in self.order)
 
@@ -141,7 +146,7 @@ def _evaluate(
     encoder = _made(given, label)
     with encoder.in_use(work.device):
         before, fingerprint = passes_of(encoder), encoder.fingerprint
-        bank = work.bank(_clean(work, encoder, fingerprint, store, bar), work.samples.labels(work.order))
+        bank = work.bank(_clean(work, encoder, fingerprint, store, bar), work.labels)
         for block in work.blocks:
             inputs = work.samples.inputs([work.order[row] for row in block])
             check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}")
@@ -156,7 +161,7 @@ def _evaluate(
             "described": describe(given),
             "dim": bank.dim,
             "passes": passes,
-            **_verdict(encoder, work.samples.inputs(work.order[:3])),
+            "rows_depend_on_batch": _rows_depend_on_batch(encoder, work.samples.inputs(work.order[: work.batch])),
         }
 
 
@@ -272,7 +277,7 @@ def _rehearse(work: _Work, label: str, given: Encoder | Use) -> float:
                 RobustnessWarning,
                 stacklevel=3,
             )
-        bank = work.bank(clean, work.samples.labels(work.order[: len(inputs)]))
+        bank = work.bank(clean, None if work.labels is None else work.labels[: len(inputs)])
         for name, attack, aim in work.jobs():
             began = time.monotonic()
             for trace in _stored_traces(
@@ -370,10 +375,10 @@ def _manifest(work: _Work, encoders: Mapping[str, Any], seconds: float, estimate
     }
 
 
-def _verdict(encoder: Encoder, inputs: Tensor) -> dict[str, bool]:
-    """Say whether a row's representation depends on the rows beside it, bit for bit."""
-    together = represent_rows(encoder, inputs, len(inputs))
-    return {"rows_depend_on_batch": not torch.equal(together, represent_rows(encoder, inputs, 1))}
+def _rows_depend_on_batch(encoder: Encoder, inputs: Tensor) -> bool:
+    """Say whether a row's representation depends, in its last bits, on the rows beside it."""
+    together, few = represent_rows(encoder, inputs, len(inputs)), min(len(inputs), 4)
+    return not torch.equal(together[:few], represent_rows(encoder, inputs[:few], 1))
 
 
 def _versions() -> dict[str, str]:

@@ -117,12 +117,12 @@ class Bank:
 
     @torch.no_grad()
     def closer_counts(self, queries: Tensor, own: Tensor, exclude: Tensor | Sequence[int], divergence: str | Divergence = "l2") -> Tensor:
-        """Count the others that are strictly closer to a query than its own clean representation is (paper, section 3.3).
+        """Count the others that are strictly closer to a query than its own clean representation is (paper, Eq. 1 and 4).
 
         queries, own: [batch, dim]; exclude: [batch], a row that does not count, or -1 -> [batch], long
 
         Raises:
-            ValueError: queries or own that are not finite, or a row that the bank does not have.
+            ValueError: queries or own that are not finite, a row that the bank does not have, or a divergence that is NaN.
         """
         form, exclude = self._form(divergence), self._checked_queries(queries, exclude)
         check_shape(own, "batch dim", what="own", batch=len(queries), dim=self.dim)
@@ -144,7 +144,7 @@ class Bank:
         queries: [batch, dim]; exclude: [batch], a row that does not count, or -1 -> divergences [batch, k] float64, rows [batch, k] long
 
         Raises:
-            ValueError: ``k`` is no number of rows that remain, queries are not finite, or a row that the bank does not have.
+            ValueError: ``k`` is more than the rows that remain, or as for ``closer_counts``.
         """
         form, exclude = self._form(divergence), self._checked_queries(queries, exclude)
         remain = len(self) - bool((exclude >= 0).any())
@@ -164,7 +164,7 @@ class Bank:
 
     @torch.no_grad()
     def pair_quantiles(self, values: Tensor, divergence: str | Divergence = "l2") -> Tensor:
-        """Return the share of pairs of clean representations that are no further apart than each value (paper, section 3.1).
+        """Return the share of pairs of clean representations that are no further apart than each value (paper, section 5).
 
         Pairs are the unordered distinct ones i < j of the first ``quantile_rows`` rows, d(r_i, r_j) <= value. They are computed and
         sorted once for each divergence and kept. NaN stays NaN.
@@ -172,7 +172,7 @@ class Bank:
         values: [batch] -> [batch], float64, in [0, 1]
 
         Raises:
-            ValueError: fewer than two rows make no pair.
+            ValueError: fewer than two rows, which make no pair, or a divergence that is NaN.
         """
         check_shape(values, "batch", what="values")
         if not self.pair_count:
@@ -245,7 +245,8 @@ class _Form:
     def scores(self, block: _Placed, queries: _Placed) -> tuple[Tensor, Tensor]:
         """-> scores [queries, block], slack [queries, 1]"""
         if self.center is None:
-            return pairwise(self.function, block.rows, queries.rows).T.contiguous(), queries.squares.new_zeros(len(queries.rows), 1)
+            values = _defined(self.function, pairwise(self.function, block.rows, queries.rows))
+            return values.T.contiguous(), values.new_zeros(len(queries.rows), 1)
         squares = queries.squares[:, None]
         scores = torch.addmm(block.squares[None], queries.points, block.points.T, alpha=-2).add_(squares)
         scores[:, block.zero] = 2  # only cosine has these: by convention at divergence 1, which is a squared chord of 2
@@ -264,7 +265,7 @@ class _Form:
 
     def decide(self, block: _Placed, queries: _Placed, rows: Tensor, which: Tensor) -> Tensor:
         """Divergences of the pairs (block[rows], queries[which]) by the function itself: [pairs]"""
-        return _direct(self.function, block.rows, queries.rows, rows, which)
+        return _defined(self.function, _direct(self.function, block.rows, queries.rows, rows, which))
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,13 @@ def _direct(function: Divergence, first: Tensor, second: Tensor, rows: Tensor, o
         check_shape(value, "batch", what=f"the result of {describe_divergence(function)}", batch=tile)
         values.append(value[: len(rows) - start])
     return torch.cat(values) if values else first.new_zeros(0)
+
+
+def _defined(function: Divergence, values: Tensor) -> Tensor:
+    if values.isnan().any():  # NaN is closer than nothing: a broken divergence would read as a robust encoder
+        name = describe_divergence(function)
+        raise ValueError(f"{name} is NaN between some of these representations: they are not what it measures; choose another divergence")
+    return values
 
 
 def _count_closer(form: _Form, block: _Placed, queries: _Placed, limit: Tensor, exclude: Tensor) -> Tensor:
@@ -334,28 +342,29 @@ def _merge(best: Tensor, rows: Tensor, near: tuple[Tensor, Tensor, Tensor], star
     return values[chosen], rows[chosen]
 
 
-def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[_Placed, _Placed, Tensor, Tensor, float]]:
-    """Yield (block, later block, scores of their pairs i < j, flat positions of these, slack); position = later * len(block) + row."""
-    spans = [(start, min(start + _BLOCK, bank.quantile_rows)) for start in range(0, bank.quantile_rows, _BLOCK)]
+def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[_Placed, _Placed, Tensor, Tensor]]:
+    """Yield (block, later block, scores [later, block], slack [later, 1]); where both are the same, pairs below the diagonal count."""
+    spans = [slice(start, min(start + _BLOCK, bank.quantile_rows)) for start in range(0, bank.quantile_rows, _BLOCK)]
     for index, span in enumerate(spans):
-        block = form.place(bank._read(slice(*span)))
-        for later in spans[index:]:
-            other = form.place(bank._read(slice(*later)))
-            scores, slack = form.scores(block, other)
-            positions = torch.arange(scores.numel())
-            if later == span:
-                positions = positions[torch.ones_like(scores, dtype=torch.bool).tril_(-1).flatten()]
-                scores = scores.flatten()[positions]
-            yield block, other, scores.flatten(), positions, float(slack.max())
+        block = form.place(bank._read(span))
+        yield block, block, *form.scores(block, block)
+        for span_later in spans[index + 1 :]:
+            later = form.place(bank._read(span_later))
+            yield block, later, *form.scores(block, later)
+
+
+def _below_diagonal(scores: Tensor) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.bool).tril_(-1)
 
 
 def _sort_pairs(bank: Bank, form: _Form) -> _SortedPairs:
-    scores, slack, filled = np.empty(bank.pair_count), 0.0, 0
-    for _, _, part, _, needed in _pair_blocks(bank, form):
-        scores[filled : filled + len(part)] = part.numpy()
-        slack, filled = max(slack, needed), filled + len(part)
-    scores.sort()  # in place, and ten times as fast as torch's
-    return _SortedPairs(scores, slack)
+    pairs, slack, filled = np.empty(bank.pair_count), 0.0, 0
+    for block, later, scores, needed in _pair_blocks(bank, form):
+        part = scores[_below_diagonal(scores)] if later is block else scores.flatten()
+        pairs[filled : filled + len(part)] = part.numpy()
+        slack, filled = max(slack, float(needed.max())), filled + len(part)
+    pairs.sort()  # in place, and ten times as fast as torch's
+    return _SortedPairs(pairs, slack)
 
 
 def _count_pairs(bank: Bank, form: _Form, pairs: _SortedPairs, values: np.ndarray) -> np.ndarray:
@@ -379,15 +388,17 @@ def _settle(bank: Bank, form: _Form, slack: float, values: Tensor) -> list[int]:
     values: [batch], ascending, distinct -> pairs with d <= value: [batch]
     """
     goal = form.goal(values)
-    low, high = torch.cat([goal - slack, goal.new_tensor([torch.inf])]), goal + slack
+    low, high = torch.cat([goal - slack, goal.new_tensor([torch.nan])]), goal + slack
     counts = torch.zeros(len(values), dtype=torch.long)
-    for block, later, scores, positions, _ in _pair_blocks(bank, form):
-        above = torch.bucketize(scores, high)  # the first value that a pair may count for; it does for all later ones when it is sure
+    for block, later, scores, _ in _pair_blocks(bank, form):
+        if later is block:
+            scores.masked_fill_(~_below_diagonal(scores), torch.inf)
+        # the first value that a pair may count for: it does so for all later ones too, unless that is unsure
+        above = torch.bucketize(scores, high, out_int32=True)
         unsure = scores >= low[above]
         counts += torch.bincount(above[~unsure], minlength=len(low))[:-1].cumsum(0)
-        chosen, width = positions[unsure], len(block.rows)
-        decided = form.decide(block, later, chosen % width, chosen // width)
-        counts += torch.searchsorted(decided.sort().values, values, right=True)
+        which, rows = unsure.nonzero(as_tuple=True)
+        counts += torch.searchsorted(form.decide(block, later, rows, which).sort().values, values, right=True)
     return counts.tolist()
 
 
@@ -422,10 +433,13 @@ def _check_finite(rows: Tensor, what: str, start: int = 0) -> None:
         raise ValueError(f"row {start + int(bad.nonzero()[0])} of {what} is not finite: it has no distance to anything; leave it out")
 
 
-def _checked_rows(rows: Tensor | Sequence[int], name: str, *, low: int, size: int) -> Tensor:
+def _checked_rows(rows: Tensor | Sequence[int], what: str, *, low: int, size: int) -> Tensor:
     found = torch.as_tensor(rows).cpu()
-    if found.numel() and (found.is_floating_point() or found.min() < low or found.max() >= size):
-        raise ValueError(f"{name} is {found.tolist()}; the bank has {size} rows, so each must be a whole number in {low} to {size - 1}")
+    if found.numel() and found.is_floating_point():
+        raise ValueError(f"{what} is {found.dtype}; rows are whole numbers: write .long()")
+    wrong = found[(found < low) | (found >= size)]
+    if wrong.numel():
+        raise ValueError(f"{what} holds {int(wrong[0])}; the bank has {size} rows, so each must be in {low} to {size - 1}")
     return found.long()
 
 

@@ -111,23 +111,27 @@ class Results:
         return table
 
     def table(self, *, level: float = 0.95) -> pd.DataFrame:
-        """Return the summary for reading: a row an encoder and attack, a column a measure, each as ``estimate [low, high]``.
+        """Return the summary for reading: a row an attack and measure, a column an encoder, each cell ``estimate [low, high]``.
 
-        Measures of clean representations, which say whether an encoder is of any use, stand first and in each of its rows.
+        Measures of clean representations, which say whether an encoder is of any use, stand first. Of marks, the last is shown. An arrow
+        says which way is better.
         """
         summary = self.summary(level=level)
         last = summary.groupby(["encoder", "attack", "aim", "metric"], sort=False)["step"].transform("max") == summary["step"]
-        summary = summary[last].assign(text=[_shown(row) for row in summary[last].itertuples()])
-        arrows = {"lower": "↓", "higher": "↑"}
-        summary["metric"] = [f"{metric} {arrows[better]}" for metric, better in zip(summary["metric"], summary["better"], strict=True)]
-        clean, attacked = summary[summary["aim"] == "clean"], summary[summary["aim"] != "clean"]
-        order = [*dict.fromkeys(clean["metric"]), *dict.fromkeys(attacked["metric"])]
-        rows = []
-        for (encoder, attack), part in (attacked if len(attacked) else clean).groupby(["encoder", "attack"], sort=False):
-            cells = dict(zip(part["metric"], part["text"], strict=True))
-            own = clean[clean["encoder"] == encoder]
-            rows.append({"encoder": encoder, "attack": attack, **dict(zip(own["metric"], own["text"], strict=True)), **cells})
-        return pd.DataFrame(rows).reindex(columns=["encoder", "attack", *order]).fillna("").set_index(["encoder", "attack"])
+        arrow = {"lower": " ↓", "higher": " ↑"}
+        cells = pd.DataFrame(
+            {
+                "attack": row.attack,
+                "metric": row.metric + arrow[row.better],
+                "encoder": row.encoder,
+                "text": "undefined" if row.n == 0 else f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]",
+            }
+            for row in summary[last].itertuples()
+        )
+        order = [list(dict.fromkeys(cells[name])) for name in ("attack", "metric", "encoder")]
+        table = cells.pivot(index=["attack", "metric"], columns="encoder", values="text")
+        present = [row for row in pd.MultiIndex.from_product(order[:2]) if row in table.index]
+        return table.reindex(index=pd.MultiIndex.from_tuples(present, names=["attack", "metric"]), columns=order[2]).fillna("")
 
     def save(self, path: str | Path) -> None:
         """Write the results to a folder: two csv files and the manifest."""
@@ -214,12 +218,6 @@ class _Reading:
         """Return the values with the worst one wherever a certificate was not given."""
         worst = self.span[1] if self.better == "lower" else self.span[0]
         return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
-
-
-def _shown(row: Any) -> str:
-    if row.n == 0:
-        return "undefined"
-    return f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]"
 
 
 def _number(value: float) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 
 from rt_core.errors import RobustnessWarning, StoreError
 
-__all__ = ["Store", "key_of"]
+__all__ = ["Store", "kept_batch", "key_of", "write_then_rename"]
 
 
 class Store:
     """Blocks of a run by key; without a folder nothing is kept and nothing is found.
 
-    identity: what all blocks of a folder share (dataset, seed, order); a folder of another identity is refused.
+    identity: what all blocks of a folder share (dataset, seed, order, batch); a folder of another identity is refused.
 
     Raises:
         StoreError: the folder belongs to another run.
@@ -60,6 +60,12 @@ class Store:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)
         temporary.replace(path)
+
+
+def kept_batch(folder: str | Path | None) -> int | None:
+    """Return the batch of a folder's first run, which a later run keeps, since last bits can depend on it."""
+    marker = None if folder is None else Path(folder) / "identity.json"
+    return json.loads(marker.read_text(encoding="utf-8"))["batch"] if marker is not None and marker.exists() else None
 
 
 def key_of(parts: Any) -> str:

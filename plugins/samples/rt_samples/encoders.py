@@ -1,6 +1,6 @@
 """The encoders: the shipped weights, and the same network untrained, as ``rt_core`` encoders."""
 
-from rt_core import Encoder
+from rt_core.encoders import Encoder
 from rt_samples.network import shipped_network, untrained_network
 
 __all__ = ["digits_contrastive", "digits_robust", "digits_supervised", "digits_untrained"]

@@ -110,8 +110,9 @@ def classify(inputs: Tensor, labels: Tensor, *, seed: int) -> DigitNetwork:
     network = DigitNetwork()
     classifier = nn.Sequential(network, nn.ReLU(), nn.Linear(64, 10))
     rng = torch.Generator().manual_seed(seed)
-    for rows in _schedule(classifier, len(inputs), rng=rng, **PRETRAINING):
-        cross_entropy(classifier(augment(inputs[rows], rng)), labels[rows]).backward()
+    learner = Learner(classifier, n=len(inputs), **PRETRAINING)
+    for rows in learner.batches(rng):
+        learner.step(cross_entropy(classifier(augment(inputs[rows], rng)), labels[rows]))
     return network.eval()
 
 
@@ -119,14 +120,15 @@ def _contrast(query: nn.Module, inputs: Tensor, *, attack: str | None, rng: torc
     """Train a query network in place; its keys come from a slow copy, and the negatives from a queue of the latest keys."""
     key = copy.deepcopy(query).requires_grad_(False)
     queue = _first_queue(key, inputs, rng)
-    for rows in _schedule(query, len(inputs), rng=rng, epochs=epochs, rate=rate):
+    learner = Learner(query, n=len(inputs), epochs=epochs, rate=rate)
+    for rows in learner.batches(rng):
         first, second = augment(inputs[rows], rng), augment(inputs[rows], rng)
         keys = key(second)
         views = [first]
         if attack is not None:
             views.append(_attack(_objective(attack, query, first, second, keys, queue), query, first, rng))
         queries = query(torch.cat(views))
-        contrastive_loss(queries, keys.repeat(len(views), 1), queue).mean().backward()
+        learner.step(contrastive_loss(queries, keys.repeat(len(views), 1), queue).mean())
         with torch.no_grad():
             for slow, fast in zip(key.parameters(), query.parameters(), strict=True):
                 slow.lerp_(fast, 1 - MOMENTUM)
@@ -149,17 +151,24 @@ def _first_queue(key: nn.Module, inputs: Tensor, rng: torch.Generator) -> Tensor
         return key(augment(inputs[rows], rng))
 
 
-def _schedule(network: nn.Module, n: int, *, rng: torch.Generator, epochs: int, rate: float) -> Iterator[Tensor]:
-    """Yield the rows of each full batch; after the caller's `backward`, take a step of AdamW with a cosine rate."""
-    network.train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * (n // BATCH))
-    for _ in range(epochs):
-        for rows in torch.randperm(n, generator=rng)[: n - n % BATCH].split(BATCH):
-            optimizer.zero_grad()
-            yield rows
-            optimizer.step()
-            scheduler.step()
+class Learner:
+    """Full batches in a new order each epoch, and steps of AdamW whose rate falls as a cosine to zero."""
+
+    def __init__(self, network: nn.Module, *, n: int, epochs: int, rate: float):
+        self.n, self.epochs = n, epochs
+        self.optimizer = torch.optim.AdamW(network.train().parameters(), lr=rate)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs * (n // BATCH))
+
+    def batches(self, rng: torch.Generator) -> Iterator[Tensor]:
+        """-> rows, [128] each"""
+        for _ in range(self.epochs):
+            yield from torch.randperm(self.n, generator=rng)[: self.n - self.n % BATCH].split(BATCH)
+
+    def step(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
 
 
 # ── attacks on the query network, head included ──

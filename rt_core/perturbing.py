@@ -1,0 +1,317 @@
+"""One attack on some inputs: called part by part, what comes back measured again, kept as a trace."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from rt_core.datasets import as_samples
+from rt_core.divergences import Divergence, find_divergence
+from rt_core.encoders import Encoder, as_encoder, check_inputs
+from rt_core.errors import AttackViolation, ShapeError
+from rt_core.neighbors import Bank
+from rt_core.randomness import SampleRandom
+from rt_core.shapes import check_shape
+from rt_core.traces import Attack, Attempt, Batch, Suite, Trace, aims_of, ball_of
+
+__all__ = [
+    "BLOCK",
+    "attack_batch",
+    "check_batch",
+    "check_fit",
+    "measure",
+    "passes_of",
+    "perturb",
+    "progress_bar",
+    "represent",
+    "represent_rows",
+]
+
+BLOCK = 64  # samples at a time unless told otherwise, and in a run's block whatever the batch
+
+
+def perturb(
+    attack: Attack,
+    encoder: Any,
+    inputs: Tensor,
+    *,
+    targets: Tensor | None = None,
+    divergence: str | Divergence = "l2",
+    seed: int = 0,
+    ids: Sequence[object] | None = None,
+    start: Tensor | None = None,
+    bank: Tensor | Bank | None = None,
+    batch: int | None = None,
+    progress: bool = False,
+) -> Trace:
+    """Attack some inputs, without an evaluation around it.
+
+    Args:
+        attack: any attack; what it returns is measured again and refused if it left its ball, the bounds or the shape.
+        encoder: an ``Encoder``, or a network with bounds 0..1.
+        inputs: [n, *input], float32 or float64, inside the encoder's bounds.
+        targets: inputs to imitate, [n, *input]: aim target. None: aim away from each input's own representation.
+        divergence: what the attack moves, by name or a function.
+        seed, ids: of the randomness, which belongs to (seed, id); ids are 0 … n-1 unless given.
+        start: a first iterate to be taken as it is, for tests and warm starts; what comes of it may lie outside the ball.
+        bank: inputs of other samples, or a ``Bank`` of representations; a row of a sample's id, or equal to its representation, is its own.
+        batch: how many inputs at a time, 64 unless given.
+
+    Returns:
+        A trace with the adversarial inputs, on the inputs' device.
+
+    Raises:
+        InvalidInputs, ShapeError, ValueError: before any pass, with the remedy.
+        AttackViolation: the attack returned what its ball or the bounds forbid.
+    """
+    if isinstance(attack, Suite):
+        raise ValueError(
+            f"a suite is {len(attack.members)} attacks ({', '.join(attack.members)}); perturb takes one of them, run takes the suite"
+        )
+    encoder, moved_by = as_encoder(encoder), find_divergence(divergence)
+    check_inputs(inputs, encoder)
+    names = tuple(map(str, range(len(inputs)) if ids is None else ids))
+    if len(names) != len(inputs):
+        raise ShapeError(f"{len(inputs)} inputs and {len(names)} ids; one an input is needed")
+    for what, given in (("targets", targets), ("start", start)):
+        if given is not None and not given.is_floating_point():
+            raise TypeError(f"{what} is {given.dtype}; expected inputs of the same shape ({list(inputs.shape)}), not labels")
+        if given is not None and given.shape != inputs.shape:
+            raise ShapeError(f"{what} has shape {list(given.shape)}; expected that of the inputs, {list(inputs.shape)}")
+    if targets is not None:
+        check_inputs(targets, encoder, what="targets")
+    aim = "away" if targets is None else "target"
+    check_fit(attack, encoder, aim, inputs, label=type(attack).__name__)
+    size = check_batch(batch)
+    with torch.inference_mode(False), encoder.in_use():
+        clean = represent_rows(encoder, inputs, size)
+        known = _bank_of(encoder, bank, size)
+        whole = Batch(
+            ids=names,
+            inputs=inputs,
+            clean=clean,
+            aim=aim,
+            targets=None if targets is None else represent_rows(encoder, targets, size),
+            target_inputs=targets,
+            bank=known,
+            own=None if known is None else _own_rows(known, names, clean),
+            start=start,
+        )
+        with progress_bar(progress, len(inputs)) as bar:
+            return attack_batch(
+                encoder, attack, whole, moved_by, SampleRandom.of(seed, names), size, label=type(attack).__name__, tick=bar.update
+            )
+
+
+def represent(encoder: Any, dataset: Any, *, batch: int | None = None, progress: bool = False) -> Tensor:
+    """Return the representations of inputs or of any dataset, [n, dim], float32 (float64 kept), on the CPU."""
+    encoder, samples = as_encoder(encoder), as_samples(dataset)
+    size = check_batch(batch)
+    parts = []
+    with torch.inference_mode(False), encoder.in_use(), progress_bar(progress, len(samples)) as bar:
+        for rows in _chunks(range(len(samples)), size):
+            inputs = samples.inputs(rows)
+            check_inputs(inputs, encoder, what=f"inputs of dataset {samples.name!r} from row {rows[0]} on")
+            parts.append(represent_rows(encoder, inputs, size))
+            bar.update(len(rows))
+    return torch.cat(parts)
+
+
+def attack_batch(
+    encoder: Encoder,
+    attack: Attack,
+    whole: Batch,
+    divergence: Divergence,
+    random: SampleRandom,
+    size: int,
+    *,
+    label: str,
+    keep_inputs: bool = True,
+    tick: Callable[[int], Any] = lambda samples: None,
+) -> Trace:
+    """Attack a batch part by part, check and measure what comes back."""
+    before = passes_of(encoder)
+    attempts, adversarial, marked = [], [], []
+    for rows in _chunks(range(len(whole.ids)), size):
+        part = _part(whole, slice(rows[0], rows[-1] + 1), encoder.where() or whole.inputs.device)
+        attempt = _attempt(encoder, attack, part, divergence, random.select(slice(rows[0], rows[-1] + 1)), label)
+        adversarial.append(represent_rows(encoder, attempt.inputs, size))
+        marked.append({step: represent_rows(encoder, inputs, size) for step, inputs in attempt.marks.items()})
+        home = whole.inputs.device
+        kept = (
+            {"inputs": attempt.inputs.to(home), "marks": {step: inputs.to(home) for step, inputs in attempt.marks.items()}}
+            if keep_inputs
+            else {"marks": {}}
+        )
+        attempts.append(
+            replace(attempt, **kept, history=_on_cpu(attempt.history), notes={name: _on_cpu(note) for name, note in attempt.notes.items()})
+        )
+        tick(len(rows))
+    representations = torch.cat(adversarial)
+    measured = measure(divergence, whole, representations)
+    histories = [attempt.history for attempt in attempts]
+    notes = {name: torch.cat([attempt.notes[name] for attempt in attempts]) for name in attempts[0].notes}
+    unmoved = (representations == whole.clean).all(1)
+    radius = getattr(ball_of(attack), "radius", None)
+    return Trace(
+        ids=whole.ids,
+        aim=whole.aim,
+        step=getattr(attack, "steps", 0),
+        clean=whole.clean,
+        adversarial=representations,
+        divergence=measured,
+        targets=whole.targets,
+        history=None if histories[0] is None else torch.cat([torch.cat(histories).double(), measured[:, None]], dim=1),
+        notes=notes,
+        stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else unmoved & (radius != 0),
+        inputs=torch.cat([attempt.inputs for attempt in attempts]) if keep_inputs else None,
+        marks={step: torch.cat([attempt.marks[step] for attempt in attempts]) for step in attempts[0].marks} if keep_inputs else {},
+        marked={step: torch.cat([part[step] for part in marked]) for step in marked[0]},
+        forwards=encoder.passes.forwards - before.forwards,
+        backwards=encoder.passes.backwards - before.backwards,
+    )
+
+
+def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, label: str) -> None:
+    if aim not in aims_of(attack):
+        reason = (
+            "an attack that starts at the clean input cannot move away from it, since the gradient of the divergence is zero there: start='random' or 'eta' can"
+            if aim == "away"
+            else "it does not support targets; leave them out, or take an attack that imitates"
+        )
+        raise ValueError(f"attack {label!r} does not support aim {aim!r} (it supports {', '.join(aims_of(attack))}): {reason}")
+    ball = ball_of(attack)
+    if ball is None:
+        return
+    low, high = (torch.as_tensor(bound) for bound in encoder.bounds)
+    width = (high - low).max().item()
+    reach = width if ball.norm == "linf" else width * inputs[0].numel() ** 0.5
+    if ball.radius > reach:
+        raise ValueError(
+            f"epsilon is {ball.radius:g}; inputs span a range of {width:g}, so {'it' if ball.norm == 'linf' else 'an l2 epsilon'} must be in [0, {reach:g}]"
+            + (f": write {ball.radius:g}/255, not {ball.radius:g}" if width == 1 and ball.radius <= 255 else "")
+        )
+
+
+def measure(divergence: Divergence, whole: Batch, representations: Tensor) -> Tensor:
+    return divergence(whole.anchor.cpu().double(), representations.double())
+
+
+def represent_rows(encoder: Encoder, inputs: Tensor, size: int) -> Tensor:
+    with torch.no_grad():
+        device = encoder.where() or inputs.device
+        return torch.cat([encoder(part.to(device)).cpu() for part in inputs.split(size)])
+
+
+def passes_of(encoder: Encoder) -> SimpleNamespace:
+    """Return a copy of the encoder's counts of passes."""
+    return SimpleNamespace(**vars(encoder.passes))
+
+
+def check_batch(batch: int | None) -> int:
+    """Return how many samples go at a time: 64 unless told otherwise."""
+    if batch is None:
+        return BLOCK
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch is {batch!r}; expected a positive number of samples")
+    return batch
+
+
+@contextlib.contextmanager
+def progress_bar(wanted: bool, total: int, postfix: str = "") -> Iterator[tqdm]:
+    # disable=None: no bar where stderr is no terminal.
+    with tqdm(total=total, disable=None if wanted else True, unit="sample", desc=postfix or None, leave=False) as bar:
+        yield bar
+
+
+def _attempt(encoder: Encoder, attack: Attack, part: Batch, divergence: Divergence, random: SampleRandom, label: str) -> Attempt:
+    unchanged = part.inputs._version
+    try:
+        with random.global_generators("global generators"), torch.enable_grad():
+            returned = attack(encoder, part, divergence, random=random)
+    except Exception as error:
+        error.add_note(f"in attack {label!r}, aim {part.aim}, on encoder {encoder.name!r}, samples {part.ids[0]} to {part.ids[-1]}")
+        raise
+    attempt = returned if isinstance(returned, Attempt) else Attempt(inputs=returned)
+    if part.inputs._version != unchanged:
+        raise AttackViolation(f"attack {label!r} changed the inputs that it was given in place; it must return new ones")
+    for name, note in attempt.notes.items():
+        check_shape(note, "batch", what=f"note {name!r} of attack {label!r}", batch=len(part.ids))
+    if attempt.history is not None:
+        check_shape(attempt.history, "batch steps", what=f"history of attack {label!r}", batch=len(part.ids))
+    checked = {step: _checked(encoder, attack, part, inputs, label) for step, inputs in attempt.marks.items()}
+    return replace(attempt, inputs=_checked(encoder, attack, part, attempt.inputs, label), marks=checked)
+
+
+def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: str) -> Tensor:
+    """Return adversarial inputs, detached, after measuring that they are what the attack promises."""
+    if not isinstance(inputs, Tensor) or inputs.shape != part.inputs.shape or inputs.dtype != part.inputs.dtype:
+        what = f"{inputs.dtype} {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise AttackViolation(f"attack {label!r} returned {what}; expected {part.inputs.dtype} {list(part.inputs.shape)}")
+    inputs = inputs.detach().to(part.inputs.device)
+    finite = inputs.isfinite().flatten(1).all(1)
+    if not finite.all():
+        raise AttackViolation(f"attack {label!r} returned NaN or infinity for sample {part.ids[_first(~finite)]!r}")
+    if part.start is not None:
+        return inputs
+    low, high = (torch.as_tensor(bound).to(inputs) for bound in encoder.bounds)
+    outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
+    if outside.any():
+        raise AttackViolation(
+            f"attack {label!r} moved sample {part.ids[_first(outside)]!r} out of the encoder's bounds; end with encoder.clip(…)"
+        )
+    ball = ball_of(attack)
+    if ball is not None:
+        distance = ball.distance(inputs, part.inputs)
+        far = distance > ball.tolerance
+        if far.any():
+            row = _first(far)
+            raise AttackViolation(
+                f"attack {label!r} moved sample {part.ids[row]!r} by {distance[row].item():.9g} ({ball.norm}), and its ball has radius {ball.radius:.9g}; "
+                "end with ball.project(…)"
+            )
+    return inputs
+
+
+def _part(whole: Batch, rows: slice, device: torch.device) -> Batch:
+    tensors = ("inputs", "clean", "targets", "target_inputs", "own", "start")
+    moved = {name: None if (value := getattr(whole, name)) is None else value[rows].to(device) for name in tensors}
+    if moved["inputs"].is_inference():  # made under inference_mode, where autograd may not touch it
+        moved["inputs"] = moved["inputs"].clone()
+    return replace(whole, ids=whole.ids[rows], **moved)
+
+
+def _bank_of(encoder: Encoder, bank: Tensor | Bank | None, size: int) -> Bank | None:
+    if bank is None or isinstance(bank, Bank):
+        return bank
+    check_inputs(bank, encoder, what="bank")
+    return Bank(represent_rows(encoder, bank, size), ids=tuple(f"bank/{row}" for row in range(len(bank))))
+
+
+def _own_rows(bank: Bank, ids: Sequence[str], clean: Tensor) -> Tensor:
+    own = bank.rows(ids)
+    for row in (own < 0).nonzero().flatten().tolist():
+        for first, block in bank.blocks():
+            same = (block == clean[row]).all(1).nonzero().flatten()
+            if len(same):
+                own[row] = first + int(same[0])
+                break
+    return own
+
+
+def _chunks(rows: range, size: int) -> Iterator[range]:
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+def _first(mask: Tensor) -> int:
+    return int(mask.nonzero()[0])
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().cpu()

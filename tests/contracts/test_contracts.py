@@ -1,0 +1,95 @@
+"""Everything that is installed keeps its contract: what the registry lists is made with the options below, and goes through the named checks.
+
+What is installed later joins by itself; one that cannot be made without options needs a line here.
+"""
+
+import pytest
+
+from rt_core import Encoder, attack, encoder, installed, metric
+from rt_core.testing import (
+    check_plugin,
+    linear_encoder,
+    parametrize_attack_checks,
+    parametrize_encoder_checks,
+    parametrize_metric_checks,
+    tiny_encoder,
+)
+
+# By name: the options of each variant that is checked; an entry that is not named is checked as it comes.
+ATTACKS = {
+    "uniform_noise": [{"epsilon": 0.1}],
+    "u_fgsm": [{"epsilon": 0.1}, {"epsilon": 1.0, "norm": "l2"}],
+    "u_bim": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "keep": "best"}],
+    "u_pgd": [
+        {"epsilon": 0.1, "steps": 3, "marks": (1, 3)},
+        {"epsilon": 1.0, "steps": 3, "norm": "l2", "marks": (2,)},
+        {"epsilon": 0.1, "steps": 3, "keep": "best", "restarts": 2, "marks": (1, 3)},
+        {"epsilon": 1.0, "steps": 2, "norm": "l2", "restarts": 2, "keep": "best"},
+        {"epsilon": 0.1, "steps": 3, "start": "clean"},
+    ],
+    "u_mi_pgd": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "decay": 0.5}],
+}
+METRICS = {"knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}]}
+SHAPES = {"digits_contrastive": (1, 16, 16), "digits_robust": (1, 16, 16), "digits_supervised": (1, 16, 16), "digits_untrained": (1, 16, 16)}
+NEEDS_OPTIONS = {"module"}  # an encoder that is nothing without a path
+
+# What cannot hold, by the name of what is checked, and why.
+EXPECTED = {
+    "identity": {
+        "moves_the_representation": "it leaves every input as it is",
+        "comes_nearer_to_its_target": "it leaves every input as it is",
+    },
+    "uniform_noise": {"comes_nearer_to_its_target": "noise does not aim"},
+}
+
+
+def variants(kind, make, options):
+    """Everything of one kind that is installed, made: {label: thing}."""
+    made = {}
+    for item in installed().items:
+        if item.kind == kind and item.entry.name not in NEEDS_OPTIONS:
+            for chosen in options.get(item.entry.name, [{}]):
+                shown = ",".join(f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "epsilon"))
+                made[f"{item.entry.name}[{shown}]" if shown else item.entry.name] = make(item.full_name, **chosen)
+    return made
+
+
+MADE_ATTACKS = variants("attack", attack, ATTACKS)
+MADE_ENCODERS = variants("encoder", encoder, {})
+
+
+def expected_of(one):
+    label = next(label for label, made in MADE_ATTACKS.items() if made is one)
+    return EXPECTED.get(label.partition("[")[0], {})
+
+
+@parametrize_attack_checks(MADE_ATTACKS, expected_failures=expected_of)
+def test_attacks(attack, check):
+    check(attack)
+
+
+@parametrize_metric_checks(variants("metric", metric, METRICS))
+def test_metrics(metric, check):
+    check(metric)
+
+
+@parametrize_encoder_checks({name: made for name, made in MADE_ENCODERS.items() if name not in SHAPES})
+def test_encoders(encoder, check):
+    check(encoder)
+
+
+@parametrize_encoder_checks({name: made for name, made in MADE_ENCODERS.items() if name in SHAPES}, shape=(1, 16, 16))
+def test_encoders_of_digits(encoder, check):
+    check(encoder)
+
+
+@parametrize_encoder_checks(
+    [tiny_encoder(), tiny_encoder(bounds=(-1, 1), seed=3), linear_encoder(3, 8, 8)[0], linear_encoder(3, 8, 8, 5)[0]], shape=(3, 8, 8)
+)
+def test_encoders_of_the_tests(encoder, check):
+    check(encoder)
+
+
+@pytest.mark.parametrize("distribution", sorted({plugin.distribution for plugin in installed().plugins} - {"rt-core"}))
+def test_plugins(distribution):
+    assert check_plugin(distribution) == []
