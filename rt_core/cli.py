@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("second", help="another")
     compare.add_argument("--fail-if", choices=["worse"], help="exit 1 if the second is worse on any measure after correction")
     compare.add_argument("--level", type=float, default=0.95, help="of the intervals, and one minus it for --fail-if (default: 0.95)")
+    _add(commands, "test-plugin", _test_plugin).add_argument("distribution", help="an installed distribution, such as rt-my-noise")
+    _add(commands, "new-plugin", _new_plugin).add_argument("name", help="such as my_noise")
     return parser
 
 
@@ -143,6 +145,28 @@ def _compare(arguments: argparse.Namespace) -> int:
     table = results.compare(arguments.first, arguments.second, level=arguments.level)
     worse = table[(table["better"] == arguments.first) & (table["p_corrected"] <= 1 - arguments.level)]
     return FOUND_WRONG if arguments.fail_if == "worse" and len(worse) else DONE
+
+
+def _test_plugin(arguments: argparse.Namespace) -> int:
+    """Say what is wrong with an installed plugin; exits 1 if anything is."""
+    from rt_core.testing import check_plugin
+
+    problems = check_plugin(arguments.distribution)
+    for problem in problems or [f"{arguments.distribution} is sound"]:
+        print(problem)
+    return FOUND_WRONG if problems else DONE
+
+
+def _new_plugin(arguments: argparse.Namespace) -> int:
+    """Write a new plugin with one attack and its test into a folder of its own."""
+    from rt_core.scaffold import new_plugin
+
+    files = new_plugin(arguments.name)
+    print("\n".join(map(str, files)))
+    print(
+        f"\nInstall it with `pip install -e {files[0].parent}`, then `rt test-plugin {files[0].parent.name}` and `pytest {files[0].parent}`"
+    )
+    return DONE
 
 
 def _text(table: Any) -> str:

@@ -161,6 +161,8 @@ class Encoder(nn.Module):
         if self.channels_last and prepared.ndim == 4:
             prepared = prepared.contiguous(memory_format=torch.channels_last)
         representations = self._select(prepared)
+        if representations.ndim == 4 and representations.shape[2:] == (1, 1):  # a pooled map, such as torchvision's "avgpool" gives
+            representations = representations.flatten(1)
         check_shape(representations, "batch dim", what=f"encoder {self.name!r} output", batch=len(inputs))
         wanted = torch.float64 if representations.dtype == inputs.dtype == torch.float64 else torch.float32
         return representations.to(wanted)
@@ -396,7 +398,7 @@ def _warn_about(encoder: Encoder) -> None:
 
 def _moved(bounds: tuple[Bound, Bound], like: Tensor) -> list[Any]:
     # Inputs are compared in their own dtype: a float32 1/3 is allowed to be the bound 1/3.
-    return [torch.as_tensor(bound).to(like.device, like.dtype) for bound in bounds]
+    return [torch.as_tensor(bound, dtype=torch.float64, device="cpu").to(like.dtype).to(like.device) for bound in bounds]
 
 
 def _show(bounds: tuple[Bound, Bound]) -> str:

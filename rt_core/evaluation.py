@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
@@ -47,10 +47,10 @@ class Evaluation:
         UnknownName: a name that nothing installed provides.
     """
 
-    encoders: Mapping[str, Encoder | Use] | Sequence[Encoder | nn.Module | Use]
+    encoders: Any  # these four are given in any of the forms above, and kept as mappings from label
     dataset: Any
-    attacks: Mapping[str, Attack | Suite | Use]
-    metrics: Mapping[str, Metric | Use | str] | Sequence[str | Use]
+    attacks: Any
+    metrics: Any
     _: KW_ONLY
     divergence: str | Divergence = "l2"
     attacked: int = 1000
@@ -161,9 +161,8 @@ class Evaluation:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(study) - known), sorted({"encoders", "dataset", "metrics"} - set(study))
         if unknown or missing:
-            raise PlanError(
-                f"{path} {'has unknown keys ' + ', '.join(unknown) if unknown else 'lacks ' + ', '.join(missing)}; a study has {', '.join(sorted(known - {'_'}))}"
-            )
+            wrong = f"has unknown keys {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
+            raise PlanError(f"{path} {wrong}; a study has {', '.join(sorted(known - {'_'}))}")
         attacks: dict[str, Use] = {}
         for label, table in study.pop("attacks", {}).items():
             grid = table.pop("grid", {})

@@ -13,7 +13,7 @@ from rt_core.shapes import check_shape
 __all__ = ["Bank", "pairwise"]
 
 _BLOCK = 1024  # rows that are float64 at a time, of the bank and of the queries
-_TILE = 2**15  # numbers in one direct call: they stay in the cache, and on one thread, where starting more would cost more
+_TILE = 2**15 - 1  # numbers in one direct call: they stay in the cache, and just below what torch starts more threads for
 _SORTED_KEPT = 4  # divergences whose sorted pairs are kept: 0.4 GiB each at 10,000 rows
 _UNIT_SLACK = 5e-16  # see _Form: at most (4 dim + 18) roundings of 1.1e-16, of the product form and of the direct form together
 

@@ -259,7 +259,7 @@ def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: 
         raise AttackViolation(f"attack {label!r} returned NaN or infinity for sample {part.ids[_first(~finite)]!r}")
     if part.start is not None:
         return inputs
-    low, high = (torch.as_tensor(bound).to(inputs) for bound in encoder.bounds)
+    low, high = (torch.as_tensor(bound, dtype=torch.float64, device="cpu").to(inputs.dtype).to(inputs.device) for bound in encoder.bounds)
     outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
     if outside.any():
         raise AttackViolation(

@@ -63,10 +63,16 @@ def parametrize_metric_checks(metrics: Iterable[Any] | Mapping[str, Any], *, exp
 
 
 def parametrize_encoder_checks(
-    encoders: Iterable[Any] | Mapping[str, Any], *, shape: Sequence[int] = (3, 32, 32), expected_failures: Failures = {}
+    encoders: Iterable[Any] | Mapping[str, Any],
+    *,
+    shape: Sequence[int] | Callable[[Any], Sequence[int]] = (3, 32, 32),
+    expected_failures: Failures = {},
 ) -> Any:
-    """Decorate ``def test(encoder, check): check(encoder)``; ``shape`` is that of one input. See ``parametrize_attack_checks``."""
-    return _parametrized("encoder", encoders, ENCODER_CHECKS, expected_failures, shape=tuple(shape))
+    """Decorate ``def test(encoder, check): check(encoder)``; see ``parametrize_attack_checks``.
+
+    shape: of one input, or a function that gives it for an encoder.
+    """
+    return _parametrized("encoder", encoders, ENCODER_CHECKS, expected_failures, shape=shape)
 
 
 def check_plugin(distribution: str, *, docs: str | Path | None = None) -> list[str]:
@@ -129,5 +135,6 @@ def _parametrized(what: str, given: Any, checks: Sequence[Callable[..., None]], 
         for check in checks:
             reason = failures.get(check.__name__)
             marks = [] if reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
-            cases.append(pytest.param(one, partial(check, **options), id=f"{label}-{check.__name__}", marks=marks))
+            chosen = {name: option(one) if callable(option) else option for name, option in options.items()}
+            cases.append(pytest.param(one, partial(check, **chosen), id=f"{label}-{check.__name__}", marks=marks))
     return pytest.mark.parametrize((what, "check"), cases)

@@ -5,7 +5,7 @@ What is installed later joins by itself; one that cannot be made without options
 
 import pytest
 
-from rt_core import Encoder, attack, encoder, installed, metric
+from rt_core import attack, encoder, installed, metric
 from rt_core.testing import (
     check_plugin,
     linear_encoder,
@@ -30,7 +30,7 @@ ATTACKS = {
     "u_mi_pgd": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "decay": 0.5}],
 }
 METRICS = {"knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}]}
-SHAPES = {"digits_contrastive": (1, 16, 16), "digits_robust": (1, 16, 16), "digits_supervised": (1, 16, 16), "digits_untrained": (1, 16, 16)}
+SHAPES = {"digits": (1, 16, 16), "tiny": (3, 8, 8), "linear": (3, 8, 8)}  # of one input, by how the name begins
 NEEDS_OPTIONS = {"module"}  # an encoder that is nothing without a path
 
 # What cannot hold, by the name of what is checked, and why.
@@ -55,12 +55,21 @@ def variants(kind, make, options):
 
 
 MADE_ATTACKS = variants("attack", attack, ATTACKS)
-MADE_ENCODERS = variants("encoder", encoder, {})
+MADE_ENCODERS = variants("encoder", encoder, {}) | {
+    "tiny": tiny_encoder(),
+    "tiny[-1..1]": tiny_encoder(bounds=(-1, 1), seed=3),
+    "linear": linear_encoder(3, 8, 8)[0],
+    "linear[dim=5]": linear_encoder(3, 8, 8, 5)[0],
+}
 
 
 def expected_of(one):
     label = next(label for label, made in MADE_ATTACKS.items() if made is one)
     return EXPECTED.get(label.partition("[")[0], {})
+
+
+def shape_of(encoder):
+    return next((shape for start, shape in SHAPES.items() if encoder.name.startswith(start)), (3, 32, 32))
 
 
 @parametrize_attack_checks(MADE_ATTACKS, expected_failures=expected_of)
@@ -73,20 +82,8 @@ def test_metrics(metric, check):
     check(metric)
 
 
-@parametrize_encoder_checks({name: made for name, made in MADE_ENCODERS.items() if name not in SHAPES})
+@parametrize_encoder_checks(MADE_ENCODERS, shape=shape_of)
 def test_encoders(encoder, check):
-    check(encoder)
-
-
-@parametrize_encoder_checks({name: made for name, made in MADE_ENCODERS.items() if name in SHAPES}, shape=(1, 16, 16))
-def test_encoders_of_digits(encoder, check):
-    check(encoder)
-
-
-@parametrize_encoder_checks(
-    [tiny_encoder(), tiny_encoder(bounds=(-1, 1), seed=3), linear_encoder(3, 8, 8)[0], linear_encoder(3, 8, 8, 5)[0]], shape=(3, 8, 8)
-)
-def test_encoders_of_the_tests(encoder, check):
     check(encoder)
 
 

@@ -14,17 +14,17 @@ training amplifies them, so expect other weights that measure alike.
 
 import argparse
 import copy
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
-import safetensors
+import safetensors.torch
 import sklearn
 import torch
 from rt_samples.digits import digits
 from rt_samples.network import DigitNetwork, ProjectionHead
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample
 
@@ -51,7 +51,7 @@ def main() -> None:
     train = digits(split="train")
     rows = range(len(train))
     inputs, labels = train.inputs(rows), torch.tensor(train.labels(rows))
-    note = {"seed": str(arguments.seed), "command": f"python scripts/train_digits.py --seed {arguments.seed}"}
+    note = {"seed": arguments.seed, "command": f"python scripts/train_digits.py --seed {arguments.seed}"}
 
     contrastive, head = timed("contrastive pre-training", lambda: pretrain(inputs, seed=arguments.seed))
     save(contrastive, arguments.out / "digits_contrastive.safetensors", **note, method="contrastive pre-training (MoCo)")
@@ -258,17 +258,12 @@ def _draw(rng: torch.Generator, batch: int, low: float, high: float) -> Tensor:
 # ── files ──
 
 
-def save(network: DigitNetwork, path: Path, **note: str) -> None:
-    """Write float16 weights, with what made them in the file's metadata."""
+def save(network: DigitNetwork, path: Path, **note: object) -> None:
+    """Write float16 weights, with what made them in the file's metadata: one entry, as the order of several is not fixed."""
     weights = {key: tensor.detach().to(torch.float16).contiguous() for key, tensor in network.state_dict().items()}
-    versions = {
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scikit-learn": sklearn.__version__,
-        "safetensors": safetensors.__version__,
-    }
-    split = "train: 1,297 digits, rt_samples.digits.split_rows"
-    save_file(weights, path, metadata={**note, "split": split, "threads": "1", **{f"version {name}": v for name, v in versions.items()}})
+    versions = {module.__name__: module.__version__ for module in (torch, numpy, sklearn, safetensors)}
+    made = {**note, "split": "train: 1,297 digits, rt_samples.digits.split_rows", "threads": 1, "versions": versions}
+    path.write_bytes(safetensors.torch.save(weights, metadata={"made": json.dumps(made)}))
     print(f"{path.name}: {path.stat().st_size:,} bytes")
 
 

@@ -1,0 +1,11 @@
+"""torchattacks' attacks made label-free."""
+
+from typing import TYPE_CHECKING
+
+from rt_core.lazy import lazy
+
+if TYPE_CHECKING:
+    from rt_torchattacks.bridge import Torchattack, UnitLogits
+
+__all__ = ["Torchattack", "UnitLogits"]
+__getattr__, __dir__ = lazy(__name__, {"bridge": __all__})

@@ -1,0 +1,476 @@
+"""torchattacks through rt: the same steps as a plain loop, at every size of divergence, and nothing left behind."""
+
+import dataclasses
+import json
+import logging
+import os
+import pickle
+import random
+import subprocess
+import sys
+from textwrap import dedent
+
+import numpy as np
+import pytest
+import torch
+import torchattacks
+from rt_torchattacks import Torchattack, bridge
+from rt_unsupervised_attacks import UFGSM, UPGD
+from torch import nn
+
+import rt_core
+from rt_core.divergences import l2
+from rt_core.errors import EncoderError, RobustnessWarning, ShapeError
+from rt_core.evaluation import describe
+from rt_core.randomness import SampleRandom
+from rt_core.traces import Ball
+
+EPS, ALPHA, STEPS = 0.05, 0.01, 8
+SERVED = tuple(bridge._NORMS)
+FROM_CLEAN = ("FGSM", "BIM", "MIFGSM", "UPGD", "DIFGSM", "TIFGSM", "NIFGSM", "SINIFGSM", "VMIFGSM", "VNIFGSM", "PIFGSM", "PIFGSMPP")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Scaled(nn.Module):
+    def __init__(self, module, factor=1.0, shift=0.0):
+        super().__init__()
+        self.module, self.factor, self.shift = module, factor, shift
+
+    def forward(self, inputs):
+        return self.module(inputs + self.shift) * self.factor
+
+
+def conv_net(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 12, 3, stride=2),
+            nn.Tanh(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+        )
+
+
+def make_encoder(**settings):
+    return rt_core.Encoder(conv_net(), name="conv", **settings)
+
+
+def images(rows, seed=1, size=16):
+    return torch.rand(rows, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def randomness(rows):
+    return SampleRandom.of(0, range(rows))
+
+
+def library_start(inputs):
+    with randomness(len(inputs)).global_generators("global generators"):
+        return (inputs + torch.empty_like(inputs).uniform_(-EPS, EPS)).clamp(0, 1)
+
+
+def beside(inputs):
+    return (inputs + randomness(len(inputs)).uniform("eta", inputs.shape[1:], low=-1e-3, high=1e-3)).clamp(0, 1)
+
+
+def plain_pgd(encoder, inputs, anchor, way, moved, first=None):
+    """PGD as one writes it down, with torchattacks' order of clamps; ``first`` is where the first gradient is taken."""
+    for step in range(STEPS):
+        at = (first if step == 0 and first is not None else moved).clone().requires_grad_()
+        (slope,) = torch.autograd.grad(way * l2(anchor, encoder(at)).sum(), at)
+        moved = moved + ALPHA * slope.sign()
+        moved = (inputs + (moved - inputs).clamp(-EPS, EPS)).clamp(0, 1)
+    return Ball("linf", EPS).project(moved, inputs, encoder.bounds)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 7])
+@pytest.mark.parametrize("random_start", [True, False])
+@pytest.mark.parametrize("aim", ["away", "target"])
+def test_pgd_is_bit_equal_to_a_plain_loop(rows, random_start, aim):
+    encoder, inputs = make_encoder(), images(rows)
+    targets = images(rows, seed=2) if aim == "target" else None
+
+    trace = rt_core.perturb(
+        Torchattack("PGD", eps=EPS, alpha=ALPHA, steps=STEPS, random_start=random_start), encoder, inputs, targets=targets
+    )
+
+    way, anchor = (1, trace.clean) if aim == "away" else (-1, trace.targets)
+    start = library_start(inputs) if random_start else inputs
+    first = beside(inputs) if aim == "away" and not random_start else None
+    assert torch.equal(trace.inputs, plain_pgd(encoder, inputs, anchor, way, start, first))
+    assert trace.step == STEPS
+    assert trace.forwards == rows * (STEPS + 1)
+    assert trace.backwards == rows * STEPS
+
+
+@pytest.mark.parametrize("rows", [3, 4, 7])
+@pytest.mark.parametrize("aim", ["away", "target"])
+def test_u_pgd_at_the_same_start_takes_the_same_steps(rows, aim):
+    encoder, inputs = make_encoder(), images(rows)
+    targets = images(rows, seed=2) if aim == "target" else None
+    theirs = rt_core.perturb(Torchattack("PGD", eps=EPS, alpha=ALPHA, steps=STEPS), encoder, inputs, targets=targets)
+    ours = rt_core.perturb(UPGD(epsilon=EPS, step=ALPHA, steps=STEPS), encoder, inputs, targets=targets, start=library_start(inputs))
+
+    assert ((theirs.inputs - ours.inputs).abs() <= 2**-23).double().mean() >= 0.999
+    torch.testing.assert_close(theirs.divergence.mean(), ours.divergence.mean(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("aim", ["away", "target"])
+def test_the_size_of_a_divergence_does_not_matter(aim):
+    inputs = images(4)
+    targets = images(4, seed=2) if aim == "target" else None
+    attack = Torchattack("PGD", eps=EPS, alpha=ALPHA, steps=STEPS)
+    plain = rt_core.perturb(attack, rt_core.Encoder(Scaled(conv_net()), name="plain"), inputs, targets=targets)
+    for factor in (2.0**-20, 2.0**10, 2.0**40):  # powers of two, so that every rounding is the same
+        scaled = rt_core.perturb(attack, rt_core.Encoder(Scaled(conv_net(), factor), name="scaled"), inputs, targets=targets)
+        assert torch.equal(scaled.inputs, plain.inputs)
+    thousand = rt_core.perturb(attack, rt_core.Encoder(Scaled(conv_net(), 1000.0), name="thousand"), inputs, targets=targets)
+    torch.testing.assert_close(thousand.divergence / 1000, plain.divergence, rtol=1e-3, atol=0)
+    assert not thousand.stuck.any()
+
+
+def test_fgsm_is_u_fgsm():
+    encoder, inputs = make_encoder(), images(7)
+    for targets in (None, images(7, seed=2)):
+        theirs = rt_core.perturb(Torchattack("FGSM", eps=EPS), encoder, inputs, targets=targets)
+        ours = rt_core.perturb(UFGSM(epsilon=EPS), encoder, inputs, targets=targets)
+        assert ((theirs.inputs - ours.inputs).abs() <= 2**-23).double().mean() >= 0.999
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_served_attack_moves_every_row_and_nears_targets(name):
+    encoder, inputs, targets = make_encoder(), images(4), images(4, seed=2)
+    steps = {"steps": 3} if "steps" in bridge._parameters(name) else {}
+    attack = Torchattack(name, **steps)
+
+    away = rt_core.perturb(attack, encoder, inputs)
+    random_move = rt_core.perturb(rt_core.attack("uniform_noise", epsilon=0.002), encoder, inputs)
+    assert not away.stuck.any()
+    assert (away.divergence > random_move.divergence).all()
+    if name in FROM_CLEAN and name != "FGSM":
+        alone = rt_core.perturb(attack, encoder, inputs[:1])
+        assert alone.divergence.item() > random_move.divergence[0].item()
+    if "target" in attack.aims:
+        toward = rt_core.perturb(attack, encoder, inputs, targets=targets)
+        assert (toward.divergence < l2(toward.targets, toward.clean)).all()
+    else:
+        with pytest.raises(ValueError, match="does not support aim 'target'"):
+            rt_core.perturb(attack, encoder, inputs, targets=targets)
+
+
+def test_every_class_of_the_library_is_served_or_refused_with_its_reason():
+    classes = {name for name in torchattacks.__all__ if issubclass(getattr(torchattacks, name), torchattacks.attack.Attack)}
+    assert set(SERVED) | set(bridge._UNSUITED) == classes
+    for name, reason in bridge._UNSUITED.items():
+        with pytest.raises(ValueError, match=f"{name} does not work in mode 'unit'") as caught:
+            Torchattack(name)
+        assert reason in str(caught.value)
+
+
+def test_the_view_is_not_a_training_network():
+    encoder, inputs = make_encoder(), images(3)
+    seen = []
+
+    def watching(model, **options):
+        seen.append((model.training, model.train().training, [len(list(model.parameters())), len(list(model.modules()))]))
+        return torchattacks.PGD(model, **options)
+
+    rt_core.perturb(Torchattack(watching, eps=EPS), encoder, inputs)
+    assert seen == [(False, False, [1, 1])]
+
+
+@pytest.mark.parametrize("name", ["PGD", "PGDL2", "BIM"])
+def test_memory_order_does_not_matter(name):
+    inputs = images(4)
+    attack = Torchattack(name, steps=3)
+    plain = rt_core.perturb(attack, make_encoder(), inputs)
+    ordered = rt_core.perturb(attack, make_encoder(channels_last=True), inputs.to(memory_format=torch.channels_last))
+    strided = rt_core.perturb(attack, make_encoder(), inputs.transpose(2, 3).contiguous().transpose(2, 3))
+    assert torch.equal(strided.inputs, plain.inputs)
+    torch.testing.assert_close(ordered.divergence, plain.divergence, rtol=1e-2, atol=0)
+
+
+def test_bounds_of_one_width_are_mapped():
+    centred = rt_core.Encoder(nn.Sequential(Scaled(nn.Identity(), 0.5, 1.0), conv_net()), name="centred", bounds=(-1, 1))
+    unit, inputs = make_encoder(), images(4)
+    for name in ("PGD", "PGDL2", "FGSM"):
+        more = {} if name == "FGSM" else {"alpha": 2 * ALPHA}
+        half = {} if name == "FGSM" else {"alpha": ALPHA}
+        doubled = rt_core.perturb(Torchattack(name, eps=2 * EPS, **more), centred, 2 * inputs - 1, targets=2 * images(4, seed=2) - 1)
+        plain = rt_core.perturb(Torchattack(name, eps=EPS, **half), unit, inputs, targets=images(4, seed=2))
+        torch.testing.assert_close(doubled.divergence, plain.divergence, rtol=2e-2, atol=0)
+    away = rt_core.perturb(Torchattack("PGD", eps=0.2), centred, 2 * inputs - 1)
+    assert (away.inputs - (2 * inputs - 1)).abs().max() > 0.06  # the default alpha too is in the bounds' units: 10 * 2/255
+    assert (away.inputs - (2 * inputs - 1)).abs().max() <= 10 * 2 / 255 + 0.2
+
+
+def test_bounds_given_as_float64_arrays_keep_float32():
+    low = np.array([-2.0, -1.0, 0.0]).reshape(3, 1, 1)
+    encoder = rt_core.Encoder(conv_net(), name="shifted", bounds=(low, low + 3.0))
+    inputs = images(3) * 3 + torch.as_tensor(low, dtype=torch.float32)
+    inputs = encoder.clip(inputs)
+    trace = rt_core.perturb(Torchattack("PGD", eps=0.1, steps=3), encoder, inputs)
+    assert trace.inputs.dtype == torch.float32
+    assert not trace.stuck.any()
+
+    uneven = rt_core.Encoder(conv_net(), name="uneven", bounds=(low, np.array([1.0, 2.5, 3.0]).reshape(3, 1, 1)))
+    with pytest.raises(ValueError, match=r"3 wide in one place and 3\.5 in another"):
+        rt_core.perturb(Torchattack("PGD"), uneven, inputs)
+
+
+def test_float64_and_no_grad():
+    encoder, inputs = rt_core.Encoder(conv_net().double(), name="double"), images(4).double()
+    attack = Torchattack("PGD", eps=EPS, alpha=ALPHA, steps=3)
+    with torch.no_grad():
+        trace = rt_core.perturb(attack, encoder, inputs)
+    assert trace.inputs.dtype == trace.adversarial.dtype == torch.float64
+    assert torch.equal(trace.inputs, rt_core.perturb(attack, encoder, inputs).inputs)
+    assert not trace.stuck.any()
+
+
+def test_epsilon_zero_returns_the_input_and_a_constant_encoder_is_stuck():
+    inputs = images(3)
+    for name in ("PGD", "PGDL2", "FGSM"):
+        assert torch.equal(rt_core.perturb(Torchattack(name, eps=0), make_encoder(), inputs).inputs, inputs)
+    constant = rt_core.Encoder(lambda inputs: torch.ones(len(inputs), 5), name="constant")
+    assert rt_core.perturb(Torchattack("FGSM"), constant, inputs).stuck.all()
+
+
+def test_same_seed_same_result_and_the_random_start_belongs_to_the_batch():
+    encoder, inputs, attack = make_encoder(), images(4), Torchattack("PGD", steps=2)
+    first, again = rt_core.perturb(attack, encoder, inputs), rt_core.perturb(attack, encoder, inputs)
+    other, parts = rt_core.perturb(attack, encoder, inputs, seed=1), rt_core.perturb(attack, encoder, inputs, batch=2)
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+    assert not torch.equal(first.inputs, parts.inputs)
+
+
+class Failing(nn.Module):
+    """Fails at its fifth call."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.calls = module, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls == 5:
+            raise RuntimeError("out of order")
+        return self.module(inputs)
+
+
+def snapshot(network):
+    root = logging.getLogger()
+    return {
+        "modes": [module.training for module in network.modules()],
+        "flags": [weight.requires_grad for weight in network.parameters()],
+        "gradients": [None if weight.grad is None else weight.grad.tolist() for weight in network.parameters()],
+        "state": {name: tensor.tolist() for name, tensor in network.state_dict().items()},
+        "hooks": [
+            [len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks)] for module in network.modules()
+        ],
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "logging": (root.level, list(root.handlers)),
+        "environment": dict(os.environ),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def dressed(network):
+    """A network in the middle of its training: some weights frozen, some with gradients, one module in eval mode, one hook."""
+    network.train()
+    network[1].eval()
+    network[0].bias.requires_grad_(False)
+    network[0].weight.grad = torch.ones_like(network[0].weight)
+    network[2].register_forward_hook(lambda module, arguments, output: None)
+    return network
+
+
+@pytest.mark.parametrize("name", ["PGD", "PIFGSM", "TPGD"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left_behind(name, fails, capfd):
+    network = dressed(conv_net())
+    encoder = rt_core.Encoder(Failing(network) if fails else network, name="dressed")
+    attack, inputs = Torchattack(name), images(3)
+    before, given = snapshot(network), inputs.clone()
+    if fails:
+        with pytest.raises(EncoderError, match="out of order") as caught:
+            rt_core.perturb(attack, encoder, inputs)
+        assert "Torchattack" in "".join(caught.value.__notes__)
+    else:
+        rt_core.perturb(attack, encoder, inputs)
+    assert snapshot(network) == before
+    assert torch.equal(inputs, given)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_is_a_value():
+    attack = Torchattack("PGD", eps=np.float64(0.05), steps=np.int64(3))
+    assert attack == Torchattack("PGD", steps=3, eps=0.05)
+    assert attack != Torchattack("PGD", steps=4, eps=0.05)
+    assert len({attack, Torchattack("PGD", steps=3, eps=0.05)}) == 1
+    assert pickle.loads(pickle.dumps(attack)) == attack
+    recorded = json.loads(json.dumps(dataclasses.asdict(attack)))
+    assert recorded == {
+        "attack": "PGD",
+        "mode": "unit",
+        "options": {"eps": 0.05, "steps": 3},
+        "library": f"torchattacks {torchattacks.__version__}",
+    }
+    assert describe(attack)["options"] == {"eps": 0.05, "steps": 3}
+    assert repr(attack) == "Torchattack('PGD', eps=0.05, steps=3)"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        attack.mode = "y"
+    assert Torchattack(torchattacks.PGD) == Torchattack("PGD")
+    assert rt_core.attack("torchattacks", attack="PGD", eps=0.05, steps=3) == attack
+
+
+def test_ball_and_steps_are_those_of_the_class():
+    assert Torchattack("PGD").ball == Ball("linf", 8 / 255)
+    assert Torchattack("PGD", eps=0.1).ball == Ball("linf", 0.1)
+    assert Torchattack("PGDL2").ball == Ball("l2", 1.0)
+    assert Torchattack("PIFGSM", max_epsilon=0.1, num_iter_set=4).ball == Ball("linf", 0.1)
+    assert [Torchattack("PGD").steps, Torchattack("PIFGSM", num_iter_set=4).steps, Torchattack("FGSM").steps] == [10, 4, 0]
+    assert Torchattack(lambda model: torchattacks.PGD(model)).ball is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Torchattack("pgd"), r"no attack 'pgd'; did you mean 'PGD'\? \(mode 'unit' serves FGSM"),
+        (lambda: Torchattack("Attack"), "no attack 'Attack'"),
+        (lambda: Torchattack(3), "attack is 3; expected the name of a class of torchattacks, or a factory"),
+        (
+            lambda: Torchattack("PGD", epsilon=0.1),
+            r"no option 'epsilon'; did you mean 'eps'\? \(it takes eps, alpha, steps, random_start\)",
+        ),
+        (lambda: Torchattack("PGD", model=None), "no option 'model'"),
+        (lambda: Torchattack("PGD", eps=-0.1), r"eps is -0\.1; .* it is a radius and cannot be negative"),
+        (lambda: Torchattack("PGD", eps="8/255"), "eps is '8/255'; expected a number"),
+        (lambda: Torchattack("PGD", alpha=-1), "the aim decides the direction"),
+        (lambda: Torchattack("BIM", steps=0), "steps is 0; at least one step is needed"),
+        (lambda: Torchattack("UPGD", loss="margin"), "loss is 'margin'; mode 'unit' serves 'ce' alone"),
+        (lambda: Torchattack("PGD", mode="threshold"), "mode is 'threshold'; expected 'unit' .*'threshold' and 'instance' come later"),
+        (lambda: Torchattack(lambda model: None, eps=0.1), "cannot be called with the model and eps"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_can_only_be_seen_later_is_said_then():
+    encoder, inputs = make_encoder(), images(3)
+    with pytest.raises(ValueError, match=r"epsilon is 8; .* write 8/255, not 8"):
+        rt_core.perturb(Torchattack("PGD", eps=8), encoder, inputs)
+    with pytest.raises(ValueError, match="takes no start: torchattacks centers its ball"):
+        rt_core.perturb(Torchattack("PGD"), encoder, inputs, start=inputs)
+    with pytest.raises(ShapeError, match="torchattacks' PGDRS asks for 15 rows of a batch of 3: it drops, repeats or reorders rows"):
+        rt_core.perturb(Torchattack(torchattacks_pgdrs), encoder, inputs)
+    with pytest.raises(ValueError, match="returned NoneType; expected an attack of torchattacks"):
+        rt_core.perturb(Torchattack(lambda model: None), encoder, inputs)
+
+    def normalized(model):
+        attack = torchattacks.PGD(model)
+        attack.set_normalization_used([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
+        return attack
+
+    with pytest.raises(ValueError, match=r"leave its mode and normalization alone: Encoder\(normalize=…\) normalizes"):
+        rt_core.perturb(Torchattack(normalized), encoder, inputs)
+
+
+def torchattacks_pgdrs(model):
+    return torchattacks.PGDRS(model)
+
+
+torchattacks_pgdrs.__name__ = "PGDRS"
+
+
+def test_a_version_that_was_not_tested_warns_once(monkeypatch, recwarn):
+    monkeypatch.setattr(torchattacks, "__version__", "3.6.0")
+    bridge._library.cache_clear()
+    Torchattack("PGD")
+    Torchattack("BIM")
+    assert [str(warning.message) for warning in recwarn if warning.category is RobustnessWarning] == [
+        "torchattacks 3.6.0 is not among the versions that this bridge was tested with (3.5 up to, not including, 3.6); "
+        "its attacks may mean something else"
+    ]
+    bridge._library.cache_clear()
+
+
+def run_python(script, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_torchattacks_everything_else_works(tmp_path):
+    run_python(
+        """
+        import sys
+
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "torchattacks":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Blocked())
+        import rt_core
+        assert any(item.entry.name == "torchattacks" for item in rt_core.installed().items)
+        assert "torch" not in sys.modules, "the entry module is not cold"
+
+        import torch
+        from rt_unsupervised_attacks import UPGD
+        encoder = rt_core.Encoder(torch.nn.Flatten(), name="flat")
+        plan = rt_core.Evaluation(
+            encoders=[encoder], dataset=torch.rand(8, 3, 4, 4), attacks={"u-pgd": UPGD(steps=2)},
+            metrics=["universal_quantile", "breakaway_risk"],
+        )
+        assert len(rt_core.run(plan, progress=False).frame)
+        try:
+            rt_core.attack("torchattacks", attack="PGD")
+        except rt_core.PluginError as error:
+            assert "pip install torchattacks" in str(error), error
+            assert "No module named 'torchattacks'" in str(error), error
+        else:
+            raise AssertionError("no PluginError")
+        """,
+        HOME=str(tmp_path),
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_importing_torchattacks_leaves_the_process_as_it_was(tmp_path):
+    run_python(
+        """
+        import logging, random, sys, warnings
+        import numpy, torch
+        from rt_torchattacks import Torchattack
+
+        assert "torchattacks" not in sys.modules, "torchattacks is imported before anyone asks for it"
+        logging.basicConfig(filename="log.txt", filemode="w")
+        def state():
+            root = logging.getLogger()
+            return (list(warnings.filters), root.level, list(root.handlers), root.handlers[0].stream.closed, random.getstate(),
+                    numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+        before = state()
+        attack = Torchattack("PGD")
+        assert "torchattacks" in sys.modules
+        assert state() == before
+        """.replace('"log.txt"', repr(str(tmp_path / "log.txt"))),
+        HOME=str(tmp_path),
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]

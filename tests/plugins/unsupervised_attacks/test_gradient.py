@@ -1,0 +1,342 @@
+"""The gradient attacks against golden numbers, known optima, and what they promise of balls, marks, restarts and passes."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
+
+from rt_core import Encoder, divergences, perturb
+from rt_core.testing import linear_encoder, tiny_encoder, tiny_inputs
+from rt_unsupervised_attacks import UBIM, UFGSM, UMIPGD, UPGD
+
+ITERATED = [UBIM, UPGD, UMIPGD]
+HISTORIES = {"l2": "hist_dist_l2", "linf": "hist_dist_linf", "cosine": "hist_cosine"}
+
+
+# Golden numbers
+
+
+def golden_run(key, dtype):
+    """Run U-PGD as the key says: -> trace, what the reference found."""
+    divergence, mode, epsilon, step, steps, start = key.split("/")
+    attack = UPGD(epsilon=float(epsilon[3:]), step=float(step[5:]), steps=int(steps[2:]))
+    images = golden_images(4, dtype=dtype)
+    first = golden_start(images, attack.epsilon) if start == "start" else images  # "zero", "zero (stuck)"
+    targets = images.roll(-1, 0) if mode == "targeted" else None
+    return perturb(attack, golden_encoder(dtype), images, targets=targets, divergence=divergence, start=first), GOLDEN["upgd"][key]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=["float64", "float32"])
+@pytest.mark.parametrize("key", [key for key in GOLDEN["upgd"] if "stuck" not in key])
+def test_u_pgd_takes_the_reference_s_steps(key, dtype, tolerance):
+    trace, expected = golden_run(key, dtype)
+    divergence = key.partition("/")[0]
+    history = numbers(expected[HISTORIES[divergence]])
+
+    torch.testing.assert_close(trace.inputs.flatten(1).double(), numbers(expected["x_adv"]), rtol=0, atol=tolerance)
+    torch.testing.assert_close(trace.history[:, :-1], 1 - history if divergence == "cosine" else history, rtol=0, atol=tolerance)
+    torch.testing.assert_close(trace.history[:, -1], trace.divergence, rtol=0, atol=0)
+
+
+def test_u_pgd_does_not_leave_the_clean_input_by_itself():
+    (key,) = [key for key in GOLDEN["upgd"] if "stuck" in key]
+    trace, expected = golden_run(key, torch.float64)
+
+    assert (trace.inputs - golden_images(4)).abs().max() == expected["x_adv_minus_x_maxabs"] == 0
+    assert trace.stuck.all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=["float64", "float32"])
+def test_u_fgsm_is_the_first_reading_of_the_paper_s_formula(dtype, tolerance):
+    images, expected = golden_images(4, dtype=dtype), GOLDEN["independent_ufgsm"]
+    attack, encoder = UFGSM(epsilon=0.03), golden_encoder(dtype)
+    away = perturb(attack, encoder, images, start=golden_start(images, 0.01))
+    toward = perturb(attack, encoder, images, targets=images.roll(-1, 0))
+
+    for trace, key in ((away, "grad_through_perturbed_argument_only (=first BIM step)"), (toward, "targeted_towards_roll(-1)")):
+        torch.testing.assert_close(trace.inputs.flatten(1).double(), numbers(expected[key]), rtol=0, atol=tolerance)
+    torch.testing.assert_close(away.divergence, numbers(expected["divergence_after"]["perturbed"]), rtol=0, atol=tolerance)
+    torch.testing.assert_close(toward.divergence, numbers(expected["targeted_divergence_before_after"][1]), rtol=0, atol=tolerance)
+
+
+# Known optima
+
+
+def middle(batch, channel=3):
+    """Inputs in the middle of the bounds, where an epsilon below 0.5 does not meet them."""
+    return torch.full((batch, channel, 4, 4), 0.5)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("divergence", ["l1", "l2", "linf"])
+@pytest.mark.parametrize("attack", [UFGSM(epsilon=0.1), *(cls(epsilon=0.1, step=0.05, steps=10) for cls in ITERATED)], ids=repr)
+def test_attacks_reach_the_corner_that_is_best_for_a_linear_encoder(attack, divergence, batch):
+    encoder, weight = linear_encoder(3, 4, 4)
+    trace = perturb(attack, encoder, middle(batch), divergence=divergence)
+
+    best = 0.1 * weight.abs().sum().double()
+    torch.testing.assert_close(trace.divergence, best.expand(batch), rtol=1e-5, atol=0)
+
+
+def test_u_pgd_moves_every_number_of_a_linear_encoder_as_far_as_it_goes():
+    encoder, weight = linear_encoder(3, 4, 4, 5)
+    trace = perturb(UPGD(epsilon=0.1, step=0.05, steps=10), encoder, middle(4), divergence="l1")
+
+    reach = 0.1 * weight.flatten(1).abs().sum(1)
+    torch.testing.assert_close((trace.adversarial - trace.clean).abs(), reach.expand(4, 5), rtol=1e-4, atol=0)
+    torch.testing.assert_close(trace.divergence, reach.sum().double().expand(4), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "attack", [UFGSM(epsilon=0.2, norm="l2"), *(cls(epsilon=0.2, step=0.2, steps=20, norm="l2") for cls in ITERATED)], ids=repr
+)
+def test_l2_attacks_reach_the_optimum_along_the_weight(attack):
+    encoder, weight = linear_encoder(3, 4, 4)
+    trace = perturb(attack, encoder, middle(3))
+
+    best = 0.2 * torch.linalg.vector_norm(weight).double()
+    torch.testing.assert_close(trace.divergence, best.expand(3), rtol=1e-4, atol=0)
+    assert (trace.divergence <= best * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED])
+def test_attacks_come_as_near_to_a_target_as_the_ball_allows(cls, norm):
+    encoder, weight = linear_encoder(3, 4, 4)
+    inputs, targets = middle(3), (middle(3) + 0.3 * weight.sign()).clone()
+    epsilon = 0.1 if norm == "linf" else 0.2
+    options = {} if cls is UFGSM else {"step": epsilon, "steps": 20}
+    trace = perturb(cls(epsilon=epsilon, norm=norm, **options), encoder, inputs, targets=targets)
+
+    reach = epsilon * (weight.abs().sum() if norm == "linf" else torch.linalg.vector_norm(weight))
+    left = 0.3 * weight.abs().sum() - reach
+    torch.testing.assert_close(trace.divergence, left.double().expand(3), rtol=1e-3, atol=0)
+
+
+def test_a_target_inside_the_ball_is_reached():
+    encoder, weight = linear_encoder(3, 4, 4)
+    inputs = middle(2)
+    trace = perturb(UPGD(epsilon=0.2, step=0.002, steps=100, keep="best"), encoder, inputs, targets=inputs + 0.05)
+
+    assert (trace.divergence <= 0.002 * weight.abs().sum() / 2 + 1e-6).all()  # half of what one step moves
+
+
+def test_momentum_of_decay_0_is_u_pgd():
+    inputs, encoder = tiny_inputs(4), tiny_encoder()
+    plain = perturb(UPGD(epsilon=0.1, steps=5), encoder, inputs)
+
+    assert torch.equal(perturb(UMIPGD(epsilon=0.1, steps=5, decay=0), encoder, inputs).inputs, plain.inputs)
+    assert not torch.equal(perturb(UMIPGD(epsilon=0.1, steps=5, decay=1), encoder, inputs).inputs, plain.inputs)
+
+
+def test_momentum_adds_gradients_of_mean_size_one():
+    encoder, inputs = tiny_encoder(), tiny_inputs(2, bounds=(0.3, 0.7))
+    attack = UMIPGD(epsilon=0.25, step=0.01, steps=3, decay=0.5)
+    trace = perturb(attack, encoder, inputs, start=inputs + 0.02)
+
+    moved, momentum = inputs + 0.02, torch.zeros_like(inputs)  # the definition, step by step
+    for _ in range(3):
+        moved.requires_grad_()
+        (slope,) = torch.autograd.grad(divergences.l2(encoder(inputs).detach(), encoder(moved)).sum(), moved)
+        momentum = 0.5 * momentum + slope / slope.abs().mean(dim=(1, 2, 3), keepdim=True)
+        moved = moved.detach() + 0.01 * momentum.sign()
+    torch.testing.assert_close(trace.inputs, moved, rtol=0, atol=1e-6)
+
+
+# Epsilon 0, starts
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED])
+def test_epsilon_0_returns_the_input_bit_for_bit(cls, norm, targeted):
+    inputs = tiny_inputs(4)
+    attack = cls(epsilon=0, norm=norm) if cls is UFGSM else cls(epsilon=0, norm=norm, steps=5, marks=(2, 5))
+    trace = perturb(attack, tiny_encoder(), inputs, targets=inputs.flip(0) if targeted else None)
+
+    assert torch.equal(trace.inputs, inputs)
+    assert trace.inputs is not inputs
+    assert all(torch.equal(marked, inputs) for marked in trace.marks.values())
+    assert len(trace.marks) == (0 if cls is UFGSM else 2)
+    if not targeted:
+        assert torch.equal(trace.divergence, torch.zeros(4, dtype=torch.float64))
+
+
+def test_an_attack_away_from_the_clean_input_may_not_start_there():
+    with pytest.raises(ValueError, match=r"aim 'away'.*gradient of the divergence is zero there: start='random' or 'eta'"):
+        perturb(UPGD(start="clean"), tiny_encoder(), tiny_inputs(2))
+    toward = perturb(UPGD(start="clean", steps=1, epsilon=0.1, step=0.02), tiny_encoder(), tiny_inputs(2), targets=tiny_inputs(2).flip(-1))
+    assert ((toward.inputs - tiny_inputs(2)).abs() <= 0.02 + 1e-7).all()
+
+
+def test_starts_are_where_they_say():
+    encoder, inputs = Encoder(lambda inputs: 0 * inputs.flatten(1).sum(1, keepdim=True), name="constant"), middle(200, channel=1)
+    for attack, norm, radius in [
+        (UPGD(epsilon=0.1, steps=1), "linf", 0.1),
+        (UBIM(epsilon=0.1, steps=1), "linf", 1e-3),
+        (UBIM(epsilon=0.1, steps=1, eta=0.01), "linf", 0.01),
+        (UPGD(epsilon=0.1, steps=1, norm="l2"), "l2", 0.1),
+        (UBIM(epsilon=0.1, steps=1, norm="l2", eta=0.01), "linf", 0.01),
+    ]:
+        moved = (perturb(attack, encoder, inputs).inputs - inputs).flatten(1)  # a constant encoder leaves the start as it was
+        length = moved.abs().max() if norm == "linf" else torch.linalg.vector_norm(moved, dim=1).max()
+        assert 0.9 * radius < length <= radius * (1 + 1e-5)
+        assert moved.mean().abs() < radius / 20
+    spread = torch.linalg.vector_norm((perturb(UPGD(epsilon=0.1, steps=1, norm="l2"), encoder, inputs).inputs - inputs).flatten(1), dim=1)
+    assert (spread / 0.1).pow(16).mean() == pytest.approx(0.5, abs=0.1)  # uniform in a ball of 16 dimensions
+
+
+def test_the_default_step_crosses_the_ball():
+    assert UPGD(epsilon=0.1, steps=10).step_size == pytest.approx(0.025)
+    assert UPGD(epsilon=0.1, steps=10, step=0.001).step_size == 0.001
+
+
+# Marks, best, restarts
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"keep": "best"}, {"norm": "l2", "epsilon": 1.0}, {"norm": "l2", "epsilon": 1.0, "keep": "best"}])
+@pytest.mark.parametrize("cls", ITERATED)
+def test_marks_are_what_shorter_runs_of_the_same_step_give(cls, options, targeted):
+    options = {"epsilon": 0.1, "step": 0.03} | options
+    encoder, inputs = tiny_encoder(), tiny_inputs(4)
+    targets = inputs.flip(-1) if targeted else None
+    long = perturb(cls(steps=6, marks=(1, 3, 6), **options), encoder, inputs, targets=targets)
+
+    assert list(long.marks) == list(long.marked) == [1, 3, 6]
+    for mark, marked in long.marks.items():
+        short = perturb(cls(steps=mark, **options), encoder, inputs, targets=targets)
+        assert torch.equal(marked, short.inputs), f"mark {mark}"
+        assert torch.equal(long.marked[mark], short.adversarial), f"mark {mark}"
+
+
+def test_marks_of_several_restarts_are_the_best_at_that_step():
+    options = {"epsilon": 0.1, "step": 0.03, "restarts": 3, "keep": "best"}
+    long = perturb(UPGD(steps=4, marks=(2, 4), **options), tiny_encoder(), tiny_inputs(4))
+    for mark in (2, 4):
+        short = perturb(UPGD(steps=mark, **options), tiny_encoder(), tiny_inputs(4))
+        assert torch.equal(long.marks[mark], short.inputs)
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_best_iterate_is_never_worse_than_any(norm, targeted):
+    size = {"epsilon": 0.3, "step": 0.25} if norm == "linf" else {"epsilon": 4.0, "step": 4.0}
+    options = {"steps": 6, "norm": norm, **size}  # a step so long that the last iterate is not the best
+    encoder, inputs = tiny_encoder(), tiny_inputs()
+    targets = inputs.flip(-1) if targeted else None
+    last, best = (perturb(UPGD(keep=keep, **options), encoder, inputs, targets=targets) for keep in ("last", "best"))
+
+    reached = last.history.min(1).values if targeted else last.history.max(1).values
+    torch.testing.assert_close(best.divergence, reached, rtol=1e-6, atol=0)
+    assert not torch.equal(best.inputs, last.inputs)
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_more_restarts_are_never_worse(keep, targeted):
+    encoder, inputs = tiny_encoder(), tiny_inputs()
+    targets = inputs.flip(-1) if targeted else None
+    found = [
+        perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts, keep=keep), encoder, inputs, targets=targets) for restarts in (1, 2, 4)
+    ]
+    way = -1 if targeted else 1
+    for fewer, more in zip(found, found[1:], strict=False):
+        assert (way * more.divergence >= way * fewer.divergence - 1e-7).all()
+    assert (way * found[-1].divergence > way * found[0].divergence).any()
+    assert set(found[-1].notes["restart"].tolist()) - {0.0} <= {1.0, 2.0, 3.0}
+    assert found[-1].notes["restart"].any()
+
+
+# Passes
+
+
+@pytest.mark.parametrize("batch", [3, 64])
+@pytest.mark.parametrize("cls", ITERATED)
+def test_a_run_costs_its_steps_and_the_two_passes_that_measure(cls, batch):
+    encoder = tiny_encoder()
+    trace = perturb(cls(epsilon=0.1, steps=5), encoder, tiny_inputs(8), batch=batch)
+
+    assert (encoder.passes.forwards, encoder.passes.backwards) == (8 * (5 + 2), 8 * 5)  # clean, five steps, final
+    assert (trace.forwards, trace.backwards) == (8 * (5 + 1), 8 * 5)
+
+
+@pytest.mark.parametrize(
+    ("attack", "forwards", "backwards"),
+    [
+        (UFGSM(epsilon=0.1), 1 + 1, 1),
+        (UPGD(epsilon=0.1, steps=5, keep="best"), 5 + 1 + 1, 5),
+        (UPGD(epsilon=0.1, steps=5, restarts=3), 3 * (5 + 1) + 1, 15),
+        (UPGD(epsilon=0.1, steps=5, marks=(1, 3, 5)), 5 + 1 + 3, 5),  # each mark is measured too
+        (UPGD(epsilon=0, steps=5), 1, 0),
+    ],
+    ids=repr,
+)
+def test_what_is_asked_for_beyond_that_costs_what_it_says(attack, forwards, backwards):
+    trace = perturb(attack, tiny_encoder(), tiny_inputs(4))
+    assert (trace.forwards, trace.backwards) == (4 * forwards, 4 * backwards)
+
+
+# What cannot be asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": -0.1}, "epsilon is -0.1; it is a radius and cannot be negative"),
+        ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"norm": "l1"}, "norm is 'l1'; expected 'linf' or 'l2'"),
+        ({"step": 0}, "step is 0; it must be positive"),
+        ({"step": -0.01}, "step is -0.01; it must be positive .the aim decides"),
+        ({"steps": 0}, "steps is 0; at least one"),
+        ({"steps": 2.5}, "steps is 2.5"),
+        ({"restarts": 0}, "restarts is 0"),
+        ({"start": "zero"}, "start is 'zero'; expected one of 'random', 'eta', 'clean'"),
+        ({"start": "clean", "restarts": 2}, "restarts is 2; from the clean input every restart is the same"),
+        ({"marks": (5, 3)}, r"marks is \(5, 3\); expected ascending"),
+        ({"marks": (11,)}, "from 1 to 10"),
+        ({"marks": (0,)}, "from 1 to 10"),
+        ({"keep": "first"}, "keep is 'first'; expected 'last' or 'best'"),
+        ({"eta": 0}, "eta is 0; it must be positive, since the gradient at the clean input is zero"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_with_the_remedy(options, words):
+    with pytest.raises(ValueError, match=words):
+        UPGD(**options)
+
+
+def test_a_decay_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"decay is 1.5; expected a factor in \[0, 1\]"):
+        UMIPGD(decay=1.5)
+
+
+def test_marks_in_a_list_are_kept_as_a_value():
+    assert UPGD(marks=[1, 3]) == UPGD(marks=(1, 3))
+    assert hash(UPGD(marks=[1, 3]))
+
+
+# The ball
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    cls=st.sampled_from([UFGSM, *ITERATED]),
+    norm=st.sampled_from(["linf", "l2"]),
+    epsilon=st.floats(0, 1),
+    bounds=st.sampled_from([(0, 1), (-1, 1), (0.1, 1 / 3 + 1), (-2.7, 3.1)]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    targeted=st.booleans(),
+)
+def test_no_float_ever_leaves_the_ball_or_the_bounds(seed, cls, norm, epsilon, bounds, dtype, targeted):
+    generator = torch.Generator().manual_seed(seed)
+    encoder = Encoder(lambda inputs: (3 * inputs).sin(), name="waves", bounds=bounds)
+    low, high = bounds
+    inputs = encoder.clip(low + (high - low) * torch.rand(3, 7, generator=generator, dtype=dtype))
+    attack = cls(epsilon=epsilon, norm=norm) if cls is UFGSM else cls(epsilon=epsilon, norm=norm, steps=2)
+    moved = perturb(attack, encoder, inputs, targets=inputs.flip(-1) if targeted else None, seed=seed).inputs
+
+    distance = torch.linalg.vector_norm(moved.double() - inputs.double(), ord=torch.inf if norm == "linf" else 2, dim=1)
+    assert (distance <= epsilon * (1 if norm == "linf" else 1 + 1e-6)).all()
+    assert moved.dtype == dtype
+    assert ((moved.double() >= low) & (moved.double() <= high)).all()
