@@ -181,7 +181,7 @@ def folder(
         warnings.warn(note, UserWarning, stacklevel=2)
     tops = tuple(file.parts[0] if len(file.parts) > 1 else "" for file in found)
     classes = sorted(set(tops))
-    shape = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (size, size) if isinstance(size, int) else (size[0], size[1])
     return Samples(
         name=name or root.name,
         ids=tuple(file.as_posix() for file in found),
@@ -258,7 +258,13 @@ class _ItemLabels:
         known = getattr(self.dataset, "targets", None)
         if known is not None and len(known) == len(self.dataset):
             return [int(known[row]) for row in rows]
-        return [int(_label_of(self.dataset[row])) for row in rows]
+        return [self._known(row) for row in rows]
+
+    def _known(self, row: int) -> int:
+        label = _label_of(self.dataset[row])
+        if label is None:
+            raise InvalidInputs(f"item {row} of the dataset has no label, and its first one has; give every item one, or none")
+        return label
 
 
 @dataclass(frozen=True)
@@ -290,7 +296,7 @@ def _label_of(item: Any) -> int | None:
     else:
         found = item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else None
     is_class = isinstance(found, (int, np.integer)) or (isinstance(found, Tensor) and found.ndim == 0 and not found.is_floating_point())
-    return int(found) if is_class else None
+    return int(found) if is_class and found is not None else None
 
 
 def _tensor_of(value: Any) -> Tensor:

@@ -17,7 +17,7 @@ _ATTACKS = {
     "noise": use("uniform_noise", epsilon=_EPSILON),
     "u-pgd": use("u_pgd", epsilon=_EPSILON, step=_STEP, steps=_STEPS),
     "torchattacks PGD": use("torchattacks", attack="PGD", eps=_EPSILON, alpha=_STEP, steps=_STEPS),
-    "ART PGD": use("art", attack="ProjectedGradientDescentPyTorch", eps=_EPSILON, eps_step=_STEP, max_iter=_STEPS),
+    "ART PGD": use("art", attack="ProjectedGradientDescentPyTorch", eps=_EPSILON, eps_step=_STEP, max_iter=_STEPS, num_random_init=1),
 }
 _METRICS = (
     "knn_accuracy",

@@ -171,7 +171,9 @@ class Encoder(nn.Module):
         captured: list[Any] = []
         handle = None
         if self._taps_submodule:
-            handle = self.module.get_submodule(self.output).register_forward_hook(lambda module, arguments, output: captured.append(output))
+            handle = self.module.get_submodule(str(self.output)).register_forward_hook(
+                lambda module, arguments, output: captured.append(output)
+            )
         try:
             returned = self.module(prepared)
         except (RtError, torch.OutOfMemoryError):

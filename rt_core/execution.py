@@ -66,7 +66,8 @@ def run(
     kept = Store(store, identity)
     with torch.inference_mode(False):
         estimate = sum(_rehearse(work, label, encoder) for label, encoder in plan.encoders.items())
-        frames, notes, encoders = [], [], {}
+        frames, notes = [], []
+        encoders: dict[str, Any] = {}
         with progress_bar(progress, work.ticks * len(plan.encoders), f"about {max(1, round(estimate / 60))} min") as bar:
             for label, encoder in plan.encoders.items():
                 for frame, more in _evaluate(work, label, encoder, kept, encoders, bar):
@@ -225,11 +226,10 @@ def _stored_traces(
 
 
 def _arrays(trace: Trace) -> dict[str, np.ndarray]:
-    arrays = {"adversarial": trace.adversarial, "step": torch.tensor(trace.step), "stuck": trace.stuck}
+    arrays = {"adversarial": trace.adversarial, "step": torch.tensor(trace.step)}
     arrays |= {f"mark/{step}": representations for step, representations in trace.marked.items()}
     arrays |= {f"note/{name}": values for name, values in trace.notes.items()}
-    if trace.history is not None:
-        arrays["history"] = trace.history
+    arrays |= {name: values for name in ("history", "stuck") if (values := getattr(trace, name)) is not None}
     return {name: values.numpy() for name, values in arrays.items()}
 
 

@@ -1,8 +1,8 @@
 """One attack on some inputs: called part by part, what comes back measured again, kept as a trace."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,46 +135,15 @@ def attack_batch(
     tick: Callable[[int], Any] = lambda samples: None,
 ) -> Trace:
     """Attack a batch part by part, check and measure what comes back."""
-    before = passes_of(encoder)
-    attempts, adversarial, marked = [], [], []
+    before, parts = passes_of(encoder), []
     for rows in _chunks(range(len(whole.ids)), size):
-        part = _part(whole, slice(rows[0], rows[-1] + 1), encoder.where() or whole.inputs.device)
-        attempt = _attempt(encoder, attack, part, divergence, random.select(slice(rows[0], rows[-1] + 1)), label)
-        adversarial.append(represent_rows(encoder, attempt.inputs, size))
-        marked.append({step: represent_rows(encoder, inputs, size) for step, inputs in attempt.marks.items()})
-        home = whole.inputs.device
-        kept = (
-            {"inputs": attempt.inputs.to(home), "marks": {step: inputs.to(home) for step, inputs in attempt.marks.items()}}
-            if keep_inputs
-            else {"marks": {}}
-        )
-        attempts.append(
-            replace(attempt, **kept, history=_on_cpu(attempt.history), notes={name: _on_cpu(note) for name, note in attempt.notes.items()})
-        )
+        chosen = slice(rows[0], rows[-1] + 1)
+        part = _part(whole, chosen, encoder.where() or whole.inputs.device)
+        attempt = _attempt(encoder, attack, part, divergence, random.select(chosen), label)
+        parts.append(_trace(encoder, attack, part, attempt, divergence, home=whole.inputs.device if keep_inputs else None))
         tick(len(rows))
-    representations = torch.cat(adversarial)
-    measured = measure(divergence, whole, representations)
-    histories = [attempt.history for attempt in attempts]
-    notes = {name: torch.cat([attempt.notes[name] for attempt in attempts]) for name in attempts[0].notes}
-    unmoved = (representations == whole.clean).all(1)
-    radius = getattr(ball_of(attack), "radius", None)
-    return Trace(
-        ids=whole.ids,
-        aim=whole.aim,
-        step=getattr(attack, "steps", 0),
-        clean=whole.clean,
-        adversarial=representations,
-        divergence=measured,
-        targets=whole.targets,
-        history=None if histories[0] is None else torch.cat([torch.cat(histories).double(), measured[:, None]], dim=1),
-        notes=notes,
-        stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else unmoved & (radius != 0),
-        inputs=torch.cat([attempt.inputs for attempt in attempts]) if keep_inputs else None,
-        marks={step: torch.cat([attempt.marks[step] for attempt in attempts]) for step in attempts[0].marks} if keep_inputs else {},
-        marked={step: torch.cat([part[step] for part in marked]) for step in marked[0]},
-        forwards=encoder.passes.forwards - before.forwards,
-        backwards=encoder.passes.backwards - before.backwards,
-    )
+    passes = passes_of(encoder)
+    return _joined(parts, forwards=passes.forwards - before.forwards, backwards=passes.backwards - before.backwards)
 
 
 def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, label: str) -> None:
@@ -278,11 +247,48 @@ def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: 
     return inputs
 
 
+def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device | None) -> Trace:
+    """Represent what an attack returned and put it on the CPU; the inputs themselves are kept, at ``home``, if it is given."""
+    adversarial, clean = represent_rows(encoder, attempt.inputs, len(part.ids)), part.clean.cpu()
+    measured = measure(divergence, part, adversarial)
+    notes = {name: note.detach().cpu() for name, note in attempt.notes.items()}
+    radius = getattr(ball_of(attack), "radius", None)
+    return Trace(
+        ids=part.ids,
+        aim=part.aim,
+        step=getattr(attack, "steps", 0),
+        clean=clean,
+        adversarial=adversarial,
+        divergence=measured,
+        targets=None if part.targets is None else part.targets.cpu(),
+        history=None if attempt.history is None else torch.cat([attempt.history.detach().cpu().double(), measured[:, None]], dim=1),
+        notes=notes,
+        stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else (adversarial == clean).all(1) & (radius != 0),
+        inputs=None if home is None else attempt.inputs.to(home),
+        marks={} if home is None else {step: inputs.to(home) for step, inputs in attempt.marks.items()},
+        marked={step: represent_rows(encoder, inputs, len(part.ids)) for step, inputs in attempt.marks.items()},
+    )
+
+
+def _joined(parts: Sequence[Trace], **passes: Any) -> Trace:
+    """Return the traces of consecutive parts as one."""
+    first = parts[0]
+    joined: dict[str, Any] = {}
+    for field in fields(Trace):
+        values = [getattr(part, field.name) for part in parts]
+        if isinstance(values[0], Tensor):
+            joined[field.name] = torch.cat(values)
+        elif isinstance(values[0], Mapping):
+            joined[field.name] = {key: torch.cat([value[key] for value in values]) for key in values[0]}
+    return replace(first, ids=tuple(identity for part in parts for identity in part.ids), **joined, **passes)
+
+
 def _part(whole: Batch, rows: slice, device: torch.device) -> Batch:
-    tensors = ("inputs", "clean", "targets", "target_inputs", "own", "start")
-    moved = {name: None if (value := getattr(whole, name)) is None else value[rows].to(device) for name in tensors}
-    if moved["inputs"].is_inference():  # made under inference_mode, where autograd may not touch it
-        moved["inputs"] = moved["inputs"].clone()
+    moved: dict[str, Any] = {}
+    for name in ("inputs", "clean", "targets", "target_inputs", "own", "start"):
+        if (values := getattr(whole, name)) is not None:
+            # What was made under inference_mode is copied: autograd may not touch it.
+            moved[name] = values[rows].clone().to(device) if values.is_inference() else values[rows].to(device)
     return replace(whole, ids=whole.ids[rows], **moved)
 
 
@@ -311,7 +317,3 @@ def _chunks(rows: range, size: int) -> Iterator[range]:
 
 def _first(mask: Tensor) -> int:
     return int(mask.nonzero()[0])
-
-
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().cpu()

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -207,7 +207,7 @@ class _Reading:
     """How a metric's numbers are read."""
 
     better: str
-    statistic: str
+    statistic: Literal["rate", "mean", "median"]
     span: tuple[float, float]
 
     @property

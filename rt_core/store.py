@@ -58,7 +58,7 @@ class Store:
         path = self.folder / "blocks" / f"{key}.npz"
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
         temporary.replace(path)
 
 

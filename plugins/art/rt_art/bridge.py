@@ -66,7 +66,7 @@ class ARTAttack:
     ``ARTAttack("ProjectedGradientDescent", num_random_init=1)`` takes U-PGD's very steps from the library's own start.
     What it returns is projected to the exact ball and the bounds, and otherwise left as it is, also where it is no better than its start.
 
-    *Random starts* come from numpy's global generator, which the engine seeds anew for each batch: they are reproducible and depend on the
+    *Random starts* come from numpy's global generator, which is seeded for the batch and put back: they are reproducible and depend on the
     batch, unlike those of ``UPGD``. A start cannot be given: ART centers its ball on what it is given.
 
     *At the clean input* the gradient of the divergence from itself is zero, and ART begins there unless ``num_random_init=1``. Aiming away,
@@ -139,7 +139,7 @@ class ARTAttack:
             return batch.inputs.clone()
         inputs = batch.inputs.float().contiguous()
         labels = np.eye(max(len(inputs), 2), dtype=np.float32)[: len(inputs)]
-        with _current(inputs.device), torch.enable_grad():
+        with _current(inputs.device), torch.enable_grad(), random.global_generators("global generators"):
             attack = self._made(_estimator(encoder, batch, divergence, random, labels.shape[1]), len(inputs))
             moved = attack.generate(x=inputs.cpu().numpy(), y=labels)
         moved = torch.as_tensor(moved).to(batch.inputs)
@@ -287,6 +287,8 @@ def _check_options(attack: str | Callable[..., Any], options: Mapping[str, Any])
         if name in ("eps", "eps_step") and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
             reason = "it is a radius and cannot be negative" if name == "eps" else "it is a step; the aim decides the direction"
             raise ValueError(f"{name} is {value!r}; expected a number from 0 on, in the units of the encoder's bounds: {reason}")
+    if not _is_norm(options.get("norm", math.inf)):
+        raise ValueError(f"norm is {options['norm']!r}; expected 'inf' or a number from 1 on")
     if options.get("eps_step", 1) == 0:
         raise ValueError("eps_step is 0; a step must be positive")
     steps = options.get("max_iter", 1)
@@ -300,6 +302,10 @@ def _check_options(attack: str | Callable[..., Any], options: Mapping[str, Any])
         )
     if options.get("minimal"):
         raise ValueError("minimal is True; it looks for the step at which the class changes, and representations have none")
+
+
+def _is_norm(norm: Any) -> bool:
+    return norm == "inf" or (isinstance(norm, (int, float)) and norm >= 1)
 
 
 def _parameters(attack: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Torchattack:
     attacks by gradient become siblings of U-PGD: ``Torchattack("PGD")`` takes U-PGD's very steps from the library's own start.
     What it returns is projected to the exact ball and the bounds, and otherwise left as it is, also where it is no better than its start.
 
-    *Random starts* come from torch's global generator, which the engine seeds anew for each batch: they are reproducible and depend on the
+    *Random starts* come from torch's global generator, which is seeded for the batch and put back: they are reproducible and depend on the
     batch, unlike those of ``UPGD``. A start cannot be given: torchattacks centers its ball on what it is given.
 
     *At the clean input* the gradient of the divergence from itself is zero, and FGSM, BIM and others begin there. Aiming away, the view
@@ -131,7 +131,7 @@ class Torchattack:
         scale = _scale(encoder.bounds, batch.inputs)
         view = UnitLogits(encoder, batch, divergence, eta=random.uniform("eta", batch.inputs.shape[1:], low=-ETA, high=ETA), who=self.label)
         attack = self._made(view, scale)
-        with torch.enable_grad():
+        with torch.enable_grad(), random.global_generators("global generators"):
             moved = attack(view.clean, torch.zeros(len(batch.inputs), dtype=torch.long, device=batch.inputs.device))
         moved = _back(moved.detach().to(batch.inputs), scale)
         return encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rt_core.divergences import Divergence
 from rt_core.encoders import Encoder
 from rt_core.randomness import SampleRandom
-from rt_core.traces import AIMS, Attempt, Ball, Batch, per_sample
+from rt_core.traces import AIMS, Attempt, Ball, Batch, lengths, per_sample
 
 __all__ = ["UBIM", "UFGSM", "UMIPGD", "UPGD"]
 
@@ -257,15 +257,16 @@ def _slope(encoder: Encoder, batch: Batch, divergence: Divergence, moved: Tensor
 def _step(slope: Tensor, norm: str, size: float) -> Tensor:
     if norm == "linf":
         return slope.sign().mul_(size)
-    length = torch.linalg.vector_norm(slope.flatten(1), dim=1).clamp(min=torch.finfo(slope.dtype).tiny)
-    return slope * per_sample(size / length, slope)
+    tiny = torch.finfo(slope.dtype).tiny
+    unit = slope / per_sample(slope.flatten(1).abs().amax(1).clamp(min=tiny), slope)  # so that squares of a small slope are not 0
+    return unit * per_sample(size / lengths(unit).clamp(min=tiny), slope)
 
 
 def _in_l2_ball(random: SampleRandom, inputs: Tensor, radius: float, purpose: str) -> Tensor:
     """Draw uniformly from the ball: a direction, and a length whose power of the dimension is uniform."""
     direction = random.normal(purpose, inputs.shape[1:]).to(inputs)
     length = random.uniform(f"{purpose}/length", ()).to(inputs) ** (1 / inputs[0].numel())
-    return direction * per_sample(radius * length / torch.linalg.vector_norm(direction.flatten(1), dim=1), direction)
+    return direction * per_sample(radius * length / lengths(direction), direction)
 
 
 def _eta(random: SampleRandom, inputs: Tensor, eta: float, purpose: str) -> Tensor:

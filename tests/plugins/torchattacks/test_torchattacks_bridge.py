@@ -23,6 +23,7 @@ from rt_core.divergences import l2
 from rt_core.errors import EncoderError, RobustnessWarning, ShapeError
 from rt_core.evaluation import describe
 from rt_core.randomness import SampleRandom
+from rt_core.testing import parametrize_attack_checks
 from rt_core.traces import Ball
 
 EPS, ALPHA, STEPS = 0.05, 0.01, 8
@@ -90,6 +91,18 @@ def plain_pgd(encoder, inputs, anchor, way, moved, first=None):
         moved = moved + ALPHA * slope.sign()
         moved = (inputs + (moved - inputs).clamp(-EPS, EPS)).clamp(0, 1)
     return Ball("linf", EPS).project(moved, inputs, encoder.bounds)
+
+
+def where_it_starts(attack):
+    """A start from a library's global generator cannot belong to the sample."""
+    drawn = attack.attack == "PGD"
+    reason = "the library draws its start from a global generator, seeded for the batch"
+    return {"gives_a_sample_the_same_result_in_any_batch_and_order": reason} if drawn else {}
+
+
+@parametrize_attack_checks([Torchattack("PGD", steps=4), Torchattack("BIM", steps=4)], expected_failures=where_it_starts)
+def test_the_contract(attack, check):
+    check(attack)
 
 
 @pytest.mark.parametrize("rows", [3, 4, 7])

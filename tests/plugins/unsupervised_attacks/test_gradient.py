@@ -278,6 +278,22 @@ def test_what_is_asked_for_beyond_that_costs_what_it_says(attack, forwards, back
     assert (trace.forwards, trace.backwards) == (4 * forwards, 4 * backwards)
 
 
+# Numbers of many digits
+
+
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED])
+def test_l2_steps_on_a_photo_s_many_pixels_are_as_long_as_they_say(cls):
+    def mean_brightness(inputs):
+        return 1e-20 * inputs.mean(dim=(2, 3))  # gradients so small that their squares are 0 in float32
+
+    inputs = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)) * 0.4 + 0.3
+    options = {} if cls is UFGSM else {"step": 3.0, "steps": 4}
+    trace = perturb(cls(epsilon=3.0, norm="l2", **options), Encoder(mean_brightness, name="brightness"), inputs, divergence="l1")
+
+    moved = torch.linalg.vector_norm((trace.inputs.double() - inputs.double()).flatten(1), dim=1)
+    torch.testing.assert_close(moved, torch.full((2,), 3.0, dtype=torch.float64), rtol=2e-5, atol=0)
+
+
 # What cannot be asked for
 
 

@@ -1,0 +1,419 @@
+"""Datasets of every form become samples: pictures as a viewer shows them, items of any shape, ids that stay, labels where there are any."""
+
+import pickle
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from rt_core import Encoder, InvalidInputs, ShapeError, represent
+from rt_core.datasets import Samples, as_samples, folder, tensor_file, tensors, torch_dataset
+
+INPUTS = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+LABELS = [2, 0, 1, 0, 2]
+
+
+def all_of(samples):
+    return samples.inputs(range(len(samples)))
+
+
+# Tensors and arrays
+
+
+@pytest.mark.parametrize("form", [INPUTS, INPUTS.numpy()], ids=["tensor", "array"])
+def test_tensors_and_arrays_are_samples(form):
+    samples = as_samples(form)
+
+    assert samples.ids == ("0", "1", "2", "3", "4")
+    assert torch.equal(all_of(samples), INPUTS)
+    assert torch.equal(samples.inputs([3, 1]), INPUTS[[3, 1]])
+    assert samples.labels([0]) is None
+    assert samples.groups is None
+
+
+@pytest.mark.parametrize("labels", [LABELS, torch.tensor(LABELS), np.array(LABELS)])
+def test_labels_ids_and_groups_may_be_given(labels):
+    samples = tensors(INPUTS, ids="abcde", labels=labels, groups=[1, 1, 2, 2, 3], name="mine")
+
+    assert samples.ids == ("a", "b", "c", "d", "e")
+    assert samples.labels([4, 1]) == [2, 0]
+    assert samples.groups == ("1", "1", "2", "2", "3")
+    assert samples.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ids": "abc"}, "5 inputs and 3 ids"),
+        ({"labels": [1]}, "5 inputs and 1 labels"),
+        ({"groups": [1] * 6}, "5 inputs and 6 groups"),
+        ({"ids": "abbcc"}, "2 repeated ids; randomness belongs to the id"),
+    ],
+)
+def test_one_a_sample_is_needed(options, words):
+    with pytest.raises(InvalidInputs, match=words):
+        tensors(INPUTS, **options)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(InvalidInputs, match="is empty; at least one sample"):
+        as_samples(INPUTS[:0])
+
+
+@pytest.mark.parametrize("form", ["npz", "npy", "pt", "safetensors"])
+def test_files_of_tensors_are_samples(tmp_path, form):
+    path = tmp_path / f"mine.{form}"
+    if form == "npz":
+        np.savez(path, inputs=INPUTS.numpy(), labels=LABELS, groups=np.array(list("aabbc")))
+    elif form == "npy":
+        np.save(path, INPUTS.numpy())
+    elif form == "pt":
+        torch.save({"inputs": INPUTS, "labels": torch.tensor(LABELS)}, path)
+    else:
+        pytest.importorskip("safetensors.torch").save_file({"inputs": INPUTS, "labels": torch.tensor(LABELS)}, path)
+    samples = tensor_file(str(path))
+
+    assert torch.equal(all_of(samples), INPUTS)
+    assert samples.name == "mine"
+    assert samples.labels([0, 1]) == (None if form == "npy" else [2, 0])
+    assert samples.groups == (("a", "a", "b", "b", "c") if form == "npz" else None)
+
+
+def test_a_file_without_inputs_says_what_it_has(tmp_path):
+    np.savez(tmp_path / "mine.npz", images=INPUTS.numpy())
+    with pytest.raises(ValueError, match="holds 'images'; expected 'inputs'"):
+        tensor_file(str(tmp_path / "mine.npz"))
+
+
+# Torch datasets
+
+
+class Items(Dataset):
+    """A dataset of the items that it is given."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, row):
+        return self.items[row]
+
+
+Named = namedtuple("Named", ["image", "label"])
+FORMS = {
+    "x": lambda x, y: x,
+    "(x,)": lambda x, y: (x,),
+    "(x, y)": lambda x, y: (x, y),
+    "(x, tensor y)": lambda x, y: (x, torch.tensor(y)),
+    "[x, y, path]": lambda x, y: [x, y, f"photos/{y}.png"],
+    "dict": lambda x, y: {"pixel_values": x, "label": y},
+    "dict of others": lambda x, y: {"id": 7, "image": x, "target": y},
+    "named tuple": Named,
+    "array": lambda x, y: (x.numpy(), y),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_items_of_every_form_are_read(form):
+    dataset = Items([FORMS[form](*pair) for pair in zip(INPUTS, LABELS, strict=True)])
+    samples = as_samples(dataset)
+
+    assert torch.equal(all_of(samples), INPUTS)
+    assert samples.labels([0, 1, 2]) == (None if form in ("x", "(x,)") else [2, 0, 1])
+    assert represent(lambda inputs: inputs.flatten(1), dataset, batch=2).shape == (5, 48)
+
+
+def test_a_dict_without_a_known_key_lists_those_that_it_has():
+    dataset = Items([{"scan": one, "age": 3} for one in INPUTS])
+    with pytest.raises(KeyError, match=r"keys 'scan', 'age', none of them a known input; say torch_dataset\(…, input_key='…'\)"):
+        all_of(as_samples(dataset))
+    assert torch.equal(all_of(torch_dataset(dataset, input_key="scan")), INPUTS)
+
+
+def test_the_input_may_stand_elsewhere_in_a_tuple():
+    dataset = Items([("meta", one) for one in INPUTS])
+    assert torch.equal(all_of(torch_dataset(dataset, input_key=1)), INPUTS)
+
+
+def test_floats_beside_an_input_are_no_labels():
+    assert as_samples(Items([(one, 0.5) for one in INPUTS])).labels([0]) is None
+    assert as_samples(TensorDataset(INPUTS, torch.rand(5))).labels([0]) is None
+    assert as_samples(TensorDataset(INPUTS, torch.tensor(LABELS))).labels([0, 1]) == [2, 0]
+
+
+def test_labels_that_a_dataset_knows_are_not_read_from_its_items():
+    class Known(Items):
+        targets = LABELS
+        read = 0
+
+        def __getitem__(self, row):
+            Known.read += 1
+            return super().__getitem__(row)
+
+    samples = as_samples(Known([(one, label) for one, label in zip(INPUTS, LABELS, strict=True)]))
+    before = Known.read
+    assert samples.labels(range(5)) == LABELS
+    assert Known.read == before
+
+
+def test_pictures_without_a_transform_become_tensors():
+    picture = Image.new("L", (6, 4), 51)
+    samples = as_samples(Items([(picture, 1), (picture, 0)]))
+    assert all_of(samples).shape == (2, 3, 4, 6)
+    assert all_of(samples).unique().tolist() == [torch.tensor(0.2).item()]
+
+
+def test_inputs_of_different_shapes_are_refused():
+    with pytest.raises(ShapeError, match=r"different shapes \(\[3, 4, 4\], \[3, 5, 4\]\); resize or crop"):
+        all_of(as_samples(Items([torch.zeros(3, 4, 4), torch.zeros(3, 5, 4)])))
+
+
+def test_a_loader_lends_its_dataset_and_its_order_is_of_no_matter():
+    loader = DataLoader(TensorDataset(INPUTS), batch_size=2, shuffle=True, drop_last=True)
+    samples = as_samples(loader)
+    assert torch.equal(all_of(samples), INPUTS)
+    assert len(samples) == 5
+
+
+def test_what_cannot_be_read_by_position_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(INPUTS)
+
+    for dataset, words in [(Stream(), "without a length"), (3, "of type int"), ({"inputs": INPUTS}, "of type dict"), (iter(INPUTS), "type")]:
+        with pytest.raises(InvalidInputs, match=words):
+            as_samples(dataset)
+
+
+def test_a_list_of_tensors_is_a_dataset():
+    assert torch.equal(all_of(as_samples(list(INPUTS))), INPUTS)
+
+
+def test_a_torchvision_folder_has_its_paths_as_ids(tmp_path):
+    datasets = pytest.importorskip("torchvision.datasets")
+    for name in ("cat/1.png", "dog/2.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("RGB", (4, 4), "white").save(tmp_path / name)
+    samples = as_samples(datasets.ImageFolder(tmp_path))
+    assert samples.ids == ("cat/1.png", "dog/2.png")
+    assert samples.labels([0, 1]) == [0, 1]
+    assert torch.equal(all_of(samples), torch.ones(2, 3, 4, 4))
+
+
+def test_a_short_last_batch_is_kept_and_counts_each_sample_once():
+    seen = []
+
+    def encode(inputs):
+        seen.append(len(inputs))
+        return inputs.flatten(1)
+
+    found = represent(encode, TensorDataset(INPUTS), batch=2)
+    assert seen == [2, 2, 1]
+    assert torch.equal(found, INPUTS.flatten(1))
+
+
+# Folders
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Save a picture below a folder by relative path."""
+
+    def save(name, picture, **options):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path, **options)
+        return tmp_path / "photos"
+
+    return save
+
+
+def corner(mode="RGB", size=(8, 8), color="red"):
+    """White but for the upper left quarter."""
+    picture = Image.new("RGB", size, "white")
+    picture.paste(color, (0, 0, size[0] // 2, size[1] // 2))
+    return picture.convert(mode)
+
+
+def read_one(root, **options):
+    (sample,) = all_of(folder(root, **{"size": 8} | options))
+    return sample
+
+
+def quarters(sample):
+    """The colors of the four quarters, upper left first: the mean of each channel."""
+    half = sample.shape[1] // 2
+    parts = sample[:, :half, :half], sample[:, :half, half:], sample[:, half:, :half], sample[:, half:, half:]
+    return [tuple(part.mean((1, 2)).mul(255).round().int().tolist()) for part in parts]
+
+
+RED, WHITE, BLACK = (255, 0, 0), (255, 255, 255), (0, 0, 0)
+
+
+def test_a_folder_is_read_in_order_with_relative_paths_as_ids(pictures):
+    for name in ("b/2.png", "a/10.PNG", "a/1.jpg", "top.webp"):
+        root = pictures(name, corner())
+    samples = folder(root, size=8)
+
+    assert samples.ids == ("a/1.jpg", "a/10.PNG", "b/2.png", "top.webp")
+    assert samples.name == "photos"
+    assert all_of(samples).shape == (4, 3, 8, 8)
+    assert all_of(samples).dtype == torch.float32
+    assert (0 <= all_of(samples)).all()
+    assert (all_of(samples) <= 1).all()
+    assert as_samples(str(root)).ids == as_samples(root).ids == samples.ids
+    assert torch.equal(samples.inputs([2, 0])[0], all_of(samples)[2])
+
+
+def test_first_folders_may_be_labels_and_groups(pictures):
+    for name in ("dog/1.png", "cat/deep/2.png", "dog/3.png"):
+        root = pictures(name, corner())
+    samples = folder(root, size=8, labels="folders", groups="folders")
+
+    assert samples.ids == ("cat/deep/2.png", "dog/1.png", "dog/3.png")
+    assert samples.labels(range(3)) == [0, 1, 1]
+    assert samples.groups == ("cat", "dog", "dog")
+    assert folder(root, size=8).labels([0]) is None
+    with pytest.raises(ValueError, match="labels is 'names'; expected None or 'folders'"):
+        folder(root, labels="names")
+
+
+@pytest.mark.parametrize(
+    ("orientation", "place"), [(1, 0), (2, 1), (3, 3), (4, 2), (5, 0), (6, 1), (7, 3), (8, 2)], ids=lambda value: str(value)
+)
+def test_pictures_are_turned_as_their_exif_says(pictures, orientation, place):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    sample = read_one(pictures("one.png", corner(), exif=exif))
+    assert [color == RED for color in quarters(sample)] == [number == place for number in range(4)]
+
+
+def test_grayscale_becomes_three_equal_channels(pictures):
+    sample = read_one(pictures("one.png", corner("L", color="black")))
+    assert quarters(sample) == [BLACK, WHITE, WHITE, WHITE]
+
+
+def test_a_picture_of_one_bit_is_black_and_white(pictures):
+    assert quarters(read_one(pictures("one.png", corner("1", color="black")))) == [BLACK, WHITE, WHITE, WHITE]
+
+
+def test_palettes_become_their_colors(pictures):
+    assert quarters(read_one(pictures("one.png", corner("P")))) == [RED, WHITE, WHITE, WHITE]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_transparency_is_laid_on_white(pictures, mode):
+    if mode == "PA":
+        picture = corner("P")
+        root = pictures("one.png", picture, transparency=picture.getpixel((0, 0)))
+    else:
+        picture = Image.new(mode, (8, 8), WHITE + (255,) if mode == "RGBA" else (255, 255))
+        picture.paste((0, 0, 0, 0) if mode == "RGBA" else (0, 0), (0, 0, 4, 4))
+        picture.paste((0, 0, 0, 255) if mode == "RGBA" else (0, 255), (4, 4, 8, 8))
+        root = pictures("one.png", picture)
+    assert quarters(read_one(root)) == [WHITE, WHITE, WHITE, WHITE if mode == "PA" else BLACK]
+
+
+def test_half_transparent_black_is_gray(pictures):
+    root = pictures("one.png", Image.new("RGBA", (8, 8), (0, 0, 0, 128)))
+    assert read_one(root).unique().mul(255).round().tolist() == [127]
+
+
+def test_16_bits_are_scaled_and_not_clipped(pictures):
+    values = np.zeros((8, 8), dtype=np.uint16)
+    values[:4, :4], values[:4, 4:], values[4:, :4] = 65535, 257 * 51, 257
+    sample = read_one(pictures("one.png", Image.fromarray(values)))
+    assert quarters(sample) == [(255,) * 3, (51,) * 3, (1,) * 3, (0,) * 3]
+
+
+def test_cmyk_becomes_rgb(pictures):
+    sample = read_one(pictures("one.jpg", corner("CMYK", size=(32, 32)), quality=100), size=32)
+    for found, expected in zip(quarters(sample), [RED, WHITE, WHITE, WHITE], strict=True):
+        assert np.abs(np.subtract(found, expected)).max() <= 8
+
+
+def test_of_an_animation_the_first_frame_is_taken(pictures):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "white", "black")]
+    root = pictures("one.gif", frames[0], save_all=True, append_images=frames[1:])
+    assert quarters(read_one(root)) == [RED] * 4
+
+
+@pytest.mark.parametrize(("width", "height"), [(17, 9), (9, 17), (1, 1), (1, 40), (8, 8)])
+def test_odd_sizes_are_resized_and_cropped_in_the_middle(pictures, width, height):
+    picture = Image.new("RGB", (width, height), "red")
+    assert quarters(read_one(pictures("one.png", picture))) == [RED] * 4
+    assert read_one(pictures("one.png", picture), size=(6, 10)).shape == (3, 6, 10)
+
+
+def test_the_middle_is_what_is_kept(pictures):
+    picture = Image.new("RGB", (24, 8), "red")
+    picture.paste("white", (8, 0, 16, 8))
+    sample = read_one(pictures("one.png", picture))
+    assert quarters(sample) == [WHITE] * 4
+
+
+def test_what_does_not_open_is_left_out_and_named_and_what_is_no_picture_is_passed_over(pictures):
+    root = pictures("good.png", corner())
+    whole = (root / "good.png").read_bytes()
+    (root / "bad.png").write_bytes(b"this is no picture")
+    (root / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (root / "readme.txt").write_text("not a picture")
+    (root / "folder.png").mkdir()
+    with pytest.warns(UserWarning, match=r"of 3 pictures do not open and are left out: bad.png \(UnidentifiedImageError"):
+        samples = folder(root, size=8)
+
+    assert "good.png" in samples.ids
+    assert "bad.png" not in samples.ids
+    assert "folder.png" not in samples.ids
+    assert "readme.txt" not in samples.ids
+    assert "bad.png" in samples.notes[0]
+
+
+def test_a_picture_that_is_cut_short_is_named_when_it_is_read(pictures):
+    root = pictures("cut.jpg", Image.effect_noise((64, 64), 50))
+    whole = (root / "cut.jpg").read_bytes()
+    (root / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInputs, match="cut.jpg"):
+        all_of(folder(root, size=8))
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path):
+    with pytest.raises(InvalidInputs, match="no picture that opens is in"):
+        folder(tmp_path)
+    with pytest.raises(InvalidInputs, match="which is no folder; give a folder of pictures"):
+        folder(tmp_path / "absent")
+
+
+# Values that travel
+
+
+@dataclass(frozen=True)
+class Doubled(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return torch.full((2,), row / 4)
+
+
+def test_samples_can_be_pickled_for_workers_that_are_spawned(pictures):
+    root = pictures("one.png", corner())
+    for samples in (tensors(INPUTS, labels=LABELS), as_samples(Doubled()), folder(root, size=8, labels="folders")):
+        copy = pickle.loads(pickle.dumps(samples))
+        assert isinstance(copy, Samples)
+        assert copy.ids == samples.ids
+        assert torch.equal(all_of(copy), all_of(samples))
+        assert copy.labels([0]) == samples.labels([0])
+
+
+def test_what_is_read_is_the_same_each_time(pictures):
+    root = pictures("one.jpg", Image.effect_noise((64, 48), 50))
+    first, second = read_one(root, size=33), read_one(root, size=33)
+    assert torch.equal(first, second)
+    assert torch.equal(represent(Encoder(lambda inputs: inputs.flatten(1), name="flat"), root), all_of(as_samples(root)).flatten(1))
