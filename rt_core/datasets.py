@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rt_core.errors import InvalidInputs, ShapeError
+from rt_core.weights import load_weights
 
 __all__ = ["Samples", "as_samples", "folder", "tensor_file", "tensors", "torch_dataset"]
 
@@ -93,8 +94,6 @@ def tensor_file(path: str) -> Samples:
     Raises:
         ValueError: there is no tensor of the name ``inputs`` in it.
     """
-    from rt_core.encoders import load_weights
-
     source = Path(path)
     loaded = np.load(source, allow_pickle=False) if source.suffix in (".npz", ".npy") else load_weights(source)
     if isinstance(loaded, (Tensor, np.ndarray)):

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError
 from rt_core.shapes import check_shape
+from rt_core.weights import load_weights
 
-__all__ = ["Encoder", "as_encoder", "check_inputs", "from_import", "load_weights", "round_inward"]
+__all__ = ["Encoder", "as_encoder", "check_inputs", "from_import", "round_inward"]
 
 Bound = float | Tensor
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -273,32 +274,6 @@ def from_import(
         except RuntimeError as error:
             raise ValueError(f"weights {weights!r} do not fit {path!r}: {error}") from error
     return Encoder(network, name=name or attribute, **settings)
-
-
-def load_weights(path: str | Path, *, allow: Sequence[str] = ()) -> Any:
-    """Load a file of tensors without running any code in it.
-
-    allow: importable names of further types that the file may hold, such as ``"argparse.Namespace"``; each is only constructed.
-
-    Raises:
-        ValueError: the file holds another type; the message names it.
-        FileNotFoundError: there is no such file.
-    """
-    if Path(path).suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    types = [getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in allow]
-    try:
-        with torch.serialization.safe_globals(types):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"{path} holds more than tensors, so weights_only loading refuses it; if you trust a type that it names, "
-            f"allow it by name, such as allow=['argparse.Namespace'] ({str(error).splitlines()[0]})"
-        ) from error
 
 
 class _Function(nn.Module):

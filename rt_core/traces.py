@@ -218,7 +218,8 @@ class Metric(Protocol):
     """One number a row, read off a trace.
 
     aim: ``"away"``, ``"target"`` or ``"clean"`` (no attack); better: ``"lower"`` or ``"higher"``; statistic: ``"rate"``, ``"mean"`` or
-    ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value.
+    ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value. A metric on each
+    encoder's own scale says ``comparable = False`` (without it, True), and two encoders are not compared by it.
     """
 
     aim: ClassVar[str]

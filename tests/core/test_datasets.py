@@ -186,7 +186,12 @@ def test_what_cannot_be_read_by_position_is_refused():
         def __iter__(self):
             return iter(INPUTS)
 
-    for dataset, words in [(Stream(), "without a length"), (3, "of type int"), ({"inputs": INPUTS}, "of type dict"), (iter(INPUTS), "type")]:
+    for dataset, words in [
+        (Stream(), "without a length"),
+        (3, "of type int"),
+        ({"inputs": INPUTS}, "of type dict"),
+        (iter(INPUTS), "type"),
+    ]:
         with pytest.raises(InvalidInputs, match=words):
             as_samples(dataset)
 

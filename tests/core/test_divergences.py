@@ -31,7 +31,9 @@ def test_known_values():
 def test_kl_is_that_of_the_softmax_of_the_first_from_the_second():
     probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]], dtype=torch.float64)
     others = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]], dtype=torch.float64)
-    expected = [sum(p * math.log(p / q) for p, q in zip(*rows, strict=True)) for rows in zip(probabilities.tolist(), others.tolist(), strict=True)]
+    expected = [
+        sum(p * math.log(p / q) for p, q in zip(*rows, strict=True)) for rows in zip(probabilities.tolist(), others.tolist(), strict=True)
+    ]
 
     torch.testing.assert_close(kl(probabilities.log() + 3, others.log() - 2), torch.tensor(expected, dtype=torch.float64))
     assert not torch.allclose(kl(others.log(), probabilities.log()), torch.tensor(expected, dtype=torch.float64))
@@ -88,7 +90,9 @@ def test_the_gradient_is_finite_where_both_meet(name, dtype):
 def test_the_gradient_is_that_of_the_second_argument(name, seed):
     first, second = pairs(seed, batch=2)
     # No step of the check below may cross the kinks of the absolute value and of the maximum.
-    assert torch.autograd.gradcheck(lambda moving: DIVERGENCES[name](first, moving), second.requires_grad_(), eps=1e-8, atol=1e-5, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda moving: DIVERGENCES[name](first, moving), second.requires_grad_(), eps=1e-8, atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["l1", "l2", "linf"])

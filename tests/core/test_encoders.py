@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rt_core import Encoder, EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, ShapeError
-from rt_core.encoders import as_encoder, check_inputs, from_import, load_weights, round_inward
+from rt_core.encoders import as_encoder, check_inputs, from_import, round_inward
 from rt_core.testing import tiny_encoder, tiny_inputs
+from rt_core.weights import load_weights
 
 
 def flat(**settings):
@@ -201,7 +202,11 @@ def broken(**places):
 @pytest.mark.parametrize(
     ("inputs", "error", "words"),
     [
-        (broken(r1=float("nan"), r3=float("inf")), InvalidInputs, r"NaN or infinity in 2 of 4 samples \(rows 1, 3\); inputs must be finite"),
+        (
+            broken(r1=float("nan"), r3=float("inf")),
+            InvalidInputs,
+            r"NaN or infinity in 2 of 4 samples \(rows 1, 3\); inputs must be finite",
+        ),
         (broken(r2=1.5), InvalidInputs, r"lies in \[0, 1.5\], outside the bounds \[0, 1\] in 1 of 4 samples \(rows 2\): give unnormalized"),
         (255 * tiny_inputs(4), InvalidInputs, "divide by 255"),
         (tiny_inputs(4) - 0.5, InvalidInputs, "unnormalized inputs and let the encoder normalize, or say bounds="),

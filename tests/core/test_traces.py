@@ -106,7 +106,14 @@ def test_bounds_of_any_kind_are_the_same_bounds(norm, dtype):
     center, wild = center.view(2, 3, 4, 4), wild.view(2, 3, 4, 4)
     ball = Ball(norm, 0.25)
     plain = ball.project(wild, center, (0.0, 1.0))
-    for one in (int, np.float32, np.float64, torch.tensor, lambda bound: torch.full((3, 1, 1), bound), lambda bound: torch.full((3, 4, 4), bound)):
+    for one in (
+        int,
+        np.float32,
+        np.float64,
+        torch.tensor,
+        lambda bound: torch.full((3, 1, 1), bound),
+        lambda bound: torch.full((3, 4, 4), bound),
+    ):
         moved = ball.project(wild, center, (one(0), one(1)))
         assert moved.dtype == dtype
         assert torch.equal(moved, plain)
@@ -116,7 +123,9 @@ def test_bounds_of_each_channel_hold_in_their_channel():
     center = torch.full((2, 3, 4, 4), 0.5)
     bounds = torch.zeros(3, 1, 1), torch.tensor([0.6, 0.7, 0.8])[:, None, None]
     moved = Ball("linf", 0.25).project(center + 9, center, bounds)
-    assert [channel.unique().tolist() for channel in moved.transpose(0, 1)] == [[value] for value in torch.tensor([0.6, 0.7, 0.75]).tolist()]
+    assert [channel.unique().tolist() for channel in moved.transpose(0, 1)] == [
+        [value] for value in torch.tensor([0.6, 0.7, 0.75]).tolist()
+    ]
 
 
 def test_the_norm_is_that_of_a_whole_input():

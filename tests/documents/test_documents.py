@@ -40,7 +40,9 @@ def test_every_hook_has_its_row_with_its_arguments():
         assert f"| `{name}()` |" in page
 
 
-@pytest.mark.parametrize("item", [item for item in installed().items if item.plugin.distribution.startswith("rt-")], ids=lambda item: item.full_name)
+@pytest.mark.parametrize(
+    "item", [item for item in installed().items if item.plugin.distribution.startswith("rt-")], ids=lambda item: item.full_name
+)
 def test_every_entry_is_written_about(item):
     pages = "\n".join(page.read_text(encoding="utf-8") for page in _PAGES)
     assert f"`{item.entry.name}`" in pages

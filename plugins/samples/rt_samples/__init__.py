@@ -1,3 +1,1 @@
 """Real digits and four small encoders of them: data and networks for trying the toolkit without a download."""
-
-__version__ = "0.1.0"

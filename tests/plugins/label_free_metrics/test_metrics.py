@@ -290,7 +290,9 @@ def test_metrics_are_their_functions_of_a_trace():
     assert torch.equal(Divergence()(trace, bank, context), moved)
     assert torch.equal(UniversalQuantile()(trace, bank, context), universal_quantile(moved, bank))
     assert torch.equal(BreakawayRisk()(trace, bank, context), breakaway_risk(trace.adversarial, trace.clean, bank, own))
-    assert torch.equal(NearestNeighborAccuracy()(trace, bank, context), nearest_neighbor_accuracy(trace.adversarial, trace.clean, bank, own))
+    assert torch.equal(
+        NearestNeighborAccuracy()(trace, bank, context), nearest_neighbor_accuracy(trace.adversarial, trace.clean, bank, own)
+    )
     torch.testing.assert_close(
         CosineSimilarity()(trace, bank, context), torch.cosine_similarity(trace.clean.double(), trace.adversarial.double())
     )

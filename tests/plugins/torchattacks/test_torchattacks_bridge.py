@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torchattacks
-from rt_torchattacks import Torchattack, bridge
+from rt_torchattacks import Torchattack, UnitLogits, bridge
 from rt_unsupervised_attacks import UFGSM, UPGD
 from torch import nn
 
@@ -187,6 +187,25 @@ def test_every_class_of_the_library_is_served_or_refused_with_its_reason():
         with pytest.raises(ValueError, match=f"{name} does not work in mode 'unit'") as caught:
             Torchattack(name)
         assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e15])
+@pytest.mark.parametrize("aim", ["away", "target"])
+def test_the_view_hands_on_the_gradient_of_the_divergence_itself(aim, factor):
+    encoder, inputs = rt_core.Encoder(Scaled(conv_net(), factor), name="scaled"), images(3)
+    with torch.no_grad():
+        clean, targets = encoder(inputs), encoder(images(3, seed=2))
+    batch = rt_core.Batch(ids=("0", "1", "2"), inputs=inputs, clean=clean, aim=aim, targets=targets if aim == "target" else None)
+    view = UnitLogits(encoder, batch, l2, eta=torch.zeros_like(inputs), who="test")
+    at = (inputs + 0.01).clamp(0, 1).requires_grad_()
+
+    logits = view(at)
+    loss = nn.functional.cross_entropy(logits, torch.zeros(3, dtype=torch.long))
+    (at_logits, slope) = torch.autograd.grad(loss, (logits, at))
+
+    way = 1 if aim == "away" else -1
+    assert torch.equal(slope, torch.autograd.grad(way * l2(batch.anchor, encoder(at)).sum(), at)[0])
+    assert (at_logits[:, 1] >= 0.49 / 3).all(), "the loss saturates on what the view shows"
 
 
 def test_the_view_is_not_a_training_network():

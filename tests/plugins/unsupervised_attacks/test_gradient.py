@@ -238,9 +238,7 @@ def test_the_best_iterate_is_never_worse_than_any(norm, targeted):
 def test_more_restarts_are_never_worse(keep, targeted):
     encoder, inputs = tiny_encoder(), tiny_inputs()
     targets = inputs.flip(-1) if targeted else None
-    found = [
-        perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts, keep=keep), encoder, inputs, targets=targets) for restarts in (1, 2, 4)
-    ]
+    found = [perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts, keep=keep), encoder, inputs, targets=targets) for restarts in (1, 2, 4)]
     way = -1 if targeted else 1
     for fewer, more in zip(found, found[1:], strict=False):
         assert (way * more.divergence >= way * fewer.divergence - 1e-7).all()
