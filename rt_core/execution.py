@@ -359,7 +359,7 @@ def _manifest(work: _Work, encoders: Mapping[str, Any], seconds: float, estimate
         "quantile_bank": min(work.plan.quantile_bank, len(work.order)),
         "metrics": {
             label: {name: getattr(metric, name) for name in ("aim", "better", "statistic", "per")}
-            | {"span": [_finite(edge) for edge in metric.span]}
+            | {"span": [_finite(edge) for edge in metric.span], "comparable": getattr(metric, "comparable", True)}
             for label, metric in work.metrics.items()
         },
         "samples": {

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,8 @@ class Results:
 
         Returns:
             Columns attack, aim, step, metric, first, second, difference (first minus second), low, high, p (sign flips, or exact for
-            rates), p_corrected, n, better (the encoder that the difference favours).
+            rates), p_corrected, n, better (the encoder that the difference favours; "not comparable", without p, for what each encoder
+            measures on its own scale).
 
         Raises:
             ValueError: no rows of an encoder of that name, or bank sizes that differ for a measure that depends on them.
@@ -100,11 +101,14 @@ class Results:
                 left, right, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
             )
             center = np.mean if np.isfinite([left, right]).all() else np.median
-            favoured = (found.difference < 0) == (reading.better == "lower")
+            if not reading.comparable:
+                found = replace(found, p=math.nan)
+            favoured = first if (found.difference < 0) == (reading.better == "lower") else second
+            better = "not comparable" if not reading.comparable else "-" if found.difference == 0 else favoured
             rows.append(
                 dict(zip(_KEYS[1:], key, strict=True))
                 | {"first": center(left), "second": center(right), "difference": found.difference, "low": found.low, "high": found.high}
-                | {"p": found.p, "n": found.n, "better": "-" if found.difference == 0 else first if favoured else second}
+                | {"p": found.p, "n": found.n, "better": better}
             )
         table = pd.DataFrame(rows)
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy()))
@@ -114,7 +118,7 @@ class Results:
         """Return the summary for reading: a row an attack and measure, a column an encoder, each cell ``estimate [low, high]``.
 
         Measures of clean representations, which say whether an encoder is of any use, stand first. Of marks, the last is shown. An arrow
-        says which way is better.
+        says which way is better, except for measures on each encoder's own scale.
         """
         summary = self.summary(level=level)
         last = summary.groupby(["encoder", "attack", "aim", "metric"], sort=False)["step"].transform("max") == summary["step"]
@@ -122,7 +126,7 @@ class Results:
         cells = pd.DataFrame(
             {
                 "attack": row.attack,
-                "metric": row.metric + arrow[row.better],
+                "metric": row.metric + (arrow[row.better] if self._reading(row.metric).comparable else " (own scale)"),
                 "encoder": row.encoder,
                 "text": "undefined" if row.n == 0 else f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]",
             }
@@ -183,7 +187,7 @@ class Results:
     def _reading(self, metric: str) -> "_Reading":
         described = self.manifest["metrics"][metric.split("/")[0]]
         low, high = (edge if edge is not None else sign * math.inf for edge, sign in zip(described["span"], (-1, 1), strict=True))
-        return _Reading(described["better"], described["statistic"], (low, high))
+        return _Reading(described["better"], described["statistic"], (low, high), described["comparable"])
 
     def _values(self, part: pd.DataFrame, reading: "_Reading") -> tuple[np.ndarray, np.ndarray | None, int, int]:
         notes = part["note"].to_numpy()
@@ -209,6 +213,7 @@ class _Reading:
     better: str
     statistic: Literal["rate", "mean", "median"]
     span: tuple[float, float]
+    comparable: bool
 
     @property
     def bounded(self) -> tuple[float, float] | None:

@@ -48,6 +48,7 @@ class Divergence(_Measured):
     better: ClassVar[str] = "lower"
     statistic: ClassVar[str] = "median"
     span: ClassVar[tuple[float, float]] = (0, math.inf)
+    comparable: ClassVar[bool] = False
 
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> Tensor:
         """-> [n]"""
@@ -77,6 +78,7 @@ class TargetDivergence(_Measured):
     better: ClassVar[str] = "higher"
     statistic: ClassVar[str] = "median"
     span: ClassVar[tuple[float, float]] = (0, math.inf)
+    comparable: ClassVar[bool] = False
 
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> Tensor:
         """-> [n]"""

@@ -1,0 +1,319 @@
+"""Results: rows to summaries by hand-computed values, what is undefined and what was not given, comparisons, files."""
+
+import gzip
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import beta, binom
+
+from rt_core import Evaluation, Results, StoreError, run, statistics, use
+from rt_core.baselines import UniformNoise
+from rt_core.datasets import tensors
+from rt_core.testing import tiny_encoder, tiny_inputs
+from rt_unsupervised_attacks import UPGD
+
+METRICS = {
+    "risk": {"aim": "away", "better": "lower", "statistic": "rate", "per": "sample", "span": [0, 1]},
+    "share": {"aim": "away", "better": "lower", "statistic": "mean", "per": "sample", "span": [0, 1]},
+    "shift": {"aim": "away", "better": "lower", "statistic": "median", "per": "sample", "span": [0, None]},
+    "radius": {"aim": "clean", "better": "higher", "statistic": "median", "per": "sample", "span": [0, None]},
+    "bound": {"aim": "clean", "better": "lower", "statistic": "median", "per": "sample", "span": [0, None]},
+    "relative": {"aim": "target", "better": "higher", "statistic": "median", "per": "sample", "span": [0, None]},
+    "accuracy": {"aim": "clean", "better": "higher", "statistic": "rate", "per": "sample", "span": [0, 1]},
+}
+
+
+def made(values, *, groups=None, seed=0, bank=20):
+    """Results of these values: {(encoder, metric): values}, a value a sample; a string beside one is its note."""
+    rows, longest = [], max(map(len, values.values()))
+    for (encoder, metric), numbers in values.items():
+        aim = METRICS[metric]["aim"]
+        for sample, value in enumerate(numbers):
+            number, note = value if isinstance(value, tuple) else (value, "")
+            attack = "-" if aim == "clean" else "pgd"
+            rows.append((encoder, attack, aim, 0, metric, f"s{sample}", number, note))
+    manifest = {
+        "metrics": METRICS,
+        "encoders": {encoder: {} for encoder, _ in values},
+        "samples": {"sample": [f"s{row}" for row in range(longest)], "pair": [row // 2 for row in range(longest)], "group": groups},
+        "seed": seed,
+        "bank": bank,
+    }
+    columns = ["encoder", "attack", "aim", "step", "metric", "sample", "value", "note"]
+    notes = pd.DataFrame([("a", "pgd", "away", "s0", "stuck", 0.0)], columns=["encoder", "attack", "aim", "sample", "name", "value"])
+    return Results(frame=pd.DataFrame(rows, columns=columns), notes=notes, manifest=manifest)
+
+
+def summary_of(numbers, metric, **options):
+    (row,) = made({("a", metric): numbers}, **options).summary().to_dict("records")
+    return row
+
+
+# The summary
+
+
+def test_a_rate_is_the_share_of_ones_with_its_exact_interval():
+    row = summary_of([1, 0, 0, 1, 0, 0, 0, 0, 0, 0], "risk")
+
+    assert (row["estimate"], row["n"], row["statistic"], row["better"]) == (0.2, 10, "rate", "lower")
+    assert row["low"] == pytest.approx(beta.ppf(0.025, 2, 9))
+    assert row["high"] == pytest.approx(beta.ppf(0.975, 3, 8))
+
+
+def test_a_mean_counts_each_row_once():
+    row = summary_of([0, 0, 0, 0, 1], "share")
+    assert row["estimate"] == 0.2
+    assert 0 <= row["low"] < 0.2 < row["high"] <= 1
+    nothing = summary_of([0.0] * 20, "share")
+    assert (nothing["estimate"], nothing["low"]) == (0, 0)
+    assert nothing["high"] > 0
+
+
+def test_a_median_has_the_interval_of_order_statistics():
+    numbers = np.random.default_rng(0).permutation(11)
+    row = summary_of(numbers.tolist(), "shift")
+    # Of 11 values the second and the tenth enclose the median with probability 0.9883, the third and the ninth with less than 0.95.
+    assert binom.cdf(9, 11, 0.5) - binom.cdf(1, 11, 0.5) > 0.95 > binom.cdf(8, 11, 0.5) - binom.cdf(2, 11, 0.5)
+    assert (row["estimate"], row["low"], row["high"]) == (5, 1, 9)
+
+
+def test_intervals_stay_inside_the_span():
+    row = summary_of([0.1, 0.2], "shift")
+    assert row["low"] >= 0
+    for metric in ("share", "risk"):
+        row = summary_of([1.0, 1.0], metric)
+        assert (row["estimate"], row["high"]) == (1, 1)
+        assert row["low"] < 0.5
+
+
+def test_undefined_rows_are_left_out_and_counted():
+    row = summary_of([math.nan, 1, math.nan, 3, 2], "shift")
+    assert (row["estimate"], row["n"], row["undefined"], row["abstained"]) == (2, 3, 2, 0)
+
+
+def test_nothing_defined_is_no_number_and_no_error():
+    results = made({("a", "shift"): [math.nan, math.nan]})
+    row = results.summary().to_dict("records")[0]
+    assert math.isnan(row["estimate"])
+    assert (row["n"], row["undefined"]) == (0, 2)
+    assert "undefined" in results.table().to_string()
+
+
+@pytest.mark.parametrize("note", ["abstained", "no certificate"])
+def test_a_certificate_that_was_not_given_is_the_worst_value_and_counted(note):
+    row = summary_of([3.0, 1.0, (math.nan, note), (math.nan, note), 2.0], "radius")
+    assert (row["estimate"], row["n"], row["undefined"], row["abstained"]) == (1.0, 5, 0, 2)  # of 0, 0, 1, 2, 3
+    row = summary_of([3.0, 1.0, (math.nan, note), (math.nan, note), (math.nan, note)], "bound")
+    assert (row["estimate"], row["n"], row["abstained"]) == (math.inf, 5, 3)
+
+
+def test_undefined_and_not_given_are_told_apart():
+    row = summary_of([3.0, math.nan, (math.nan, "abstained")], "radius")
+    assert (row["n"], row["undefined"], row["abstained"]) == (2, 1, 1)
+    assert row["estimate"] == 1.5
+
+
+def test_both_sides_of_a_pair_are_one_observation():
+    # Thirty pairs whose two sides agree: as good as thirty samples, not as sixty.
+    numbers = np.repeat(np.random.default_rng(0).random(30), 2)
+    paired = summary_of(numbers.tolist(), "relative")
+    single = statistics.bootstrap_interval(numbers, "median", seed=0)
+    grouped = statistics.bootstrap_interval(numbers, "median", seed=0, groups=np.arange(60) // 2)
+
+    assert (paired["low"], paired["high"]) == (grouped.low, grouped.high)
+    assert paired["high"] - paired["low"] > single.high - single.low
+
+
+def test_groups_of_the_dataset_are_what_is_independent():
+    numbers = np.repeat(np.random.default_rng(1).random(10), 6).tolist()
+    groups = [str(row // 6) for row in range(60)]
+    for metric in ("share", "shift", "relative"):
+        alone, grouped = summary_of(numbers, metric), summary_of(numbers, metric, groups=groups)
+        assert grouped["high"] - grouped["low"] > alone["high"] - alone["low"]
+        assert grouped["estimate"] == alone["estimate"]
+
+
+def test_a_level_may_be_asked_for():
+    results = made({("a", "risk"): [1, 0, 0, 0, 0, 1]})
+    wide, narrow = (results.summary(level=level).iloc[0] for level in (0.99, 0.8))
+    assert wide["low"] < narrow["low"] < narrow["high"] < wide["high"]
+
+
+def test_parts_of_one_metric_are_read_alike():
+    results = made({("a", "radius"): [1.0, 2.0, 3.0]})
+    frame = results.frame.assign(metric="radius/low")
+    assert Results(frame=frame, notes=results.notes, manifest=results.manifest).summary().iloc[0]["better"] == "higher"
+
+
+# Comparing
+
+
+def test_a_comparison_is_paired_and_says_whom_it_favours():
+    first, second = np.linspace(0.2, 0.6, 12), np.linspace(0.3, 0.7, 12)
+    results = made({("a", "share"): first.tolist(), ("b", "share"): second.tolist()})
+    (row,) = results.compare("a", "b").to_dict("records")
+
+    assert row["difference"] == pytest.approx(-0.1)
+    assert (row["first"], row["second"]) == (pytest.approx(0.4), pytest.approx(0.5))
+    assert row["better"] == "a"
+    assert row["n"] == 12
+    assert row["low"] <= row["difference"] <= row["high"]
+    assert row["p"] == pytest.approx(2 / 2**12, abs=2e-3)  # every sample says the same
+    (reverse,) = results.compare("b", "a").to_dict("records")
+    assert (reverse["difference"], reverse["better"], reverse["p"]) == (pytest.approx(0.1), "a", pytest.approx(row["p"], abs=2e-3))
+
+
+def test_an_encoder_compared_with_itself_shows_no_difference():
+    numbers = np.random.default_rng(0).random(20).tolist()
+    results = made({("a", "share"): numbers, ("b", "share"): numbers})
+    (row,) = results.compare("a", "b").to_dict("records")
+    assert (row["difference"], row["p"], row["p_corrected"], row["better"]) == (0, 1, 1, "-")
+
+
+def test_higher_is_better_where_the_metric_says_so():
+    results = made({("a", "accuracy"): [1] * 10, ("b", "accuracy"): [0] * 10})
+    (row,) = results.compare("a", "b").to_dict("records")
+    assert row["better"] == "a"
+    assert row["p"] == pytest.approx(2 / 2**10)
+
+
+def test_only_samples_that_both_have_are_compared():
+    results = made({("a", "shift"): [1.0, 2.0, math.nan, 4.0], ("b", "shift"): [1.5, math.nan, 3.0, 4.5, 9.0]})
+    (row,) = results.compare("a", "b").to_dict("records")
+    assert row["n"] == 2
+    assert row["difference"] == pytest.approx(-0.5)
+
+
+def test_a_certificate_that_was_not_given_loses():
+    abstained = (math.nan, "abstained")
+    results = made({("a", "radius"): [0.5, 0.6, 0.7, 0.8, 0.9], ("b", "radius"): [abstained] * 5})
+    (row,) = results.compare("a", "b").to_dict("records")
+    assert (row["n"], row["better"]) == (5, "a")
+    assert row["difference"] == pytest.approx(0.7)
+
+
+def test_p_values_are_corrected_for_their_number():
+    rng = np.random.default_rng(0)
+    values = {(encoder, metric): rng.random(15).tolist() for encoder, metric in itertools.product("ab", ("share", "shift", "relative"))}
+    table = made(values).compare("a", "b")
+    assert len(table) == 3
+    np.testing.assert_allclose(table["p_corrected"], statistics.holm(table["p"].to_numpy()))
+    assert (table["p_corrected"] >= table["p"]).all()
+
+
+def test_an_encoder_without_results_is_named():
+    with pytest.raises(ValueError, match="no results of encoder 'c'; there are 'a', 'b'"):
+        made({("a", "share"): [0.1], ("b", "share"): [0.2]}).compare("a", "c")
+
+
+# The table
+
+
+def test_the_table_has_a_row_for_each_measure_and_a_column_for_each_encoder():
+    results = made(
+        {
+            ("b", "accuracy"): [1, 0, 1, 1],
+            ("b", "share"): [0.1, 0.2, 0.3, 0.4],
+            ("a", "accuracy"): [1, 1, 1, 1],
+            ("a", "share"): [0.1, 0.1, 0.1, 0.1],
+        }
+    )
+    table = results.table()
+    assert list(table.columns) == ["b", "a"]
+    assert list(table.index) == [("-", "accuracy ↑"), ("pgd", "share ↓")]
+    assert table.loc[("-", "accuracy ↑"), "b"].startswith("0.750 [0.194, 0.994")
+
+
+def test_of_several_marks_the_table_shows_the_last():
+    results = made({("a", "shift"): [1.0, 1.0, 1.0]})
+    earlier = results.frame.assign(step=5, value=7.0)
+    frame = pd.concat([earlier, results.frame.assign(step=10)])
+    table = Results(frame=frame, notes=results.notes, manifest=results.manifest).table()
+    assert table.iloc[0, 0].startswith("1.000")
+    assert len(Results(frame=frame, notes=results.notes, manifest=results.manifest).summary()) == 2
+
+
+# Files
+
+
+def real(**changed):
+    parts = {
+        "encoders": {"a": tiny_encoder(seed=1), "b": tiny_encoder(seed=2)},
+        "dataset": tensors(tiny_inputs(20), labels=[row % 2 for row in range(20)], ids=[f"{row:03d}" for row in range(18)] + ["NA", "x,\"y\""]),
+        "attacks": {"pgd": UPGD(epsilon=0.1, steps=2, marks=(1, 2)), "noise": UniformNoise(epsilon=0.1)},
+        "metrics": ["divergence", "breakaway_risk", "relative_quantile", "overlap_risk", use("knn_accuracy", k=3)],
+        "attacked": 20,
+    }
+    return run(Evaluation(**parts | changed), progress=False)
+
+
+def assert_equal(first, second):
+    pd.testing.assert_frame_equal(first.frame, second.frame, check_exact=True)
+    pd.testing.assert_frame_equal(first.notes, second.notes, check_exact=True)
+    assert first.manifest == second.manifest
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    results = real()
+    results.save(tmp_path / "new" / "folder")
+    loaded = Results.load(tmp_path / "new" / "folder")
+
+    assert_equal(results, loaded)
+    assert {"NA", "007", 'x,"y"'} <= set(loaded.frame["sample"])
+    pd.testing.assert_frame_equal(results.summary(), loaded.summary())
+    pd.testing.assert_frame_equal(results.compare("a", "b"), loaded.compare("a", "b"))
+    assert results.summary()["n"].min() > 0
+
+
+def test_values_survive_to_the_last_bit_and_undefined_and_infinite_ones_too(tmp_path):
+    numbers = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, math.nan, math.inf, (math.nan, "abstained")]
+    results = made({("a", "bound"): numbers})
+    results.save(tmp_path)
+    assert_equal(results, Results.load(tmp_path))
+
+
+def test_saving_twice_writes_the_same_bytes(tmp_path):
+    for name in ("first", "second"):
+        made({("a", "share"): [0.1, 0.2]}).save(tmp_path / name)
+    for file in ("frame.csv.gz", "notes.csv.gz", "manifest.json"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+    assert gzip.decompress((tmp_path / "first" / "frame.csv.gz").read_bytes()).startswith(b"encoder,attack,aim,step,metric,sample,value,note")
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == ["frame.csv.gz", "manifest.json", "notes.csv.gz"]
+
+
+def test_results_of_several_folders_are_merged_by_sample(tmp_path):
+    whole = real()
+    for name, seed in (("a", 1), ("b", 2)):
+        real(encoders={name: tiny_encoder(seed=seed)}).save(tmp_path / name)
+    merged = Results.load(tmp_path / "a", tmp_path / "b", tmp_path / "a")
+
+    keys = ["encoder", "attack", "aim", "step", "metric", "sample"]
+    one, other = (results.frame.sort_values(keys, ignore_index=True) for results in (whole, merged))
+    pd.testing.assert_frame_equal(one, other, check_exact=True)
+    pd.testing.assert_frame_equal(whole.compare("a", "b"), merged.compare("a", "b"))
+    assert set(merged.manifest["encoders"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), [({"seed": 1}, "differ in samples|differ in seed"), ({"attacked": 10}, "differ in samples"), ({"bank": 30}, "differ in bank")]
+)
+def test_results_that_cannot_stand_together_are_refused(tmp_path, changed, words):
+    dataset = {"dataset": tiny_inputs(40), "metrics": ["divergence"], "attacked": 20, "bank": 40}
+    real(**dataset).save(tmp_path / "a")
+    real(**dataset | changed).save(tmp_path / "b")
+    with pytest.raises(StoreError, match=words):
+        Results.load(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="holds no finished results; run the plan with store="):
+        Results.load(tmp_path)
+
+
+def test_the_manifest_is_plain_json(tmp_path):
+    results = real()
+    assert json.loads(json.dumps(results.manifest, allow_nan=False)) == results.manifest
