@@ -104,7 +104,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     first, second = COMPARED
     print(f"{manifest['attacked']} real digits attacked within linf 0.1, {manifest['bank']} in the bank; estimate [95 % interval]\n")
     print(_text(results.table()))
-    print(f"\n{first} minus {second}, paired, p corrected for {len(results.compare(first, second))} comparisons\n")
+    print(f"\n{first} minus {second}, paired, p corrected for {results.compare(first, second)['p'].notna().sum()} comparisons\n")
     print(_comparison(results, first, second, attack="u-pgd"))
     print(f"\nThe run is in {arguments.store}: rt show {arguments.store}; rt compare {arguments.store} {first} {second}")
     return DONE
