@@ -8,7 +8,7 @@ SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.
 .venv/installed: $(SOURCES)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
 demo: .venv/installed

@@ -162,6 +162,7 @@ def _evaluate(
             **describe(encoder),
             "described": describe(given),
             "dim": bank.dim,
+            "dtype": next((str(weight.dtype).removeprefix("torch.") for weight in encoder.module.parameters()), None),
             "passes": passes,
             "rows_depend_on_batch": _rows_depend_on_batch(encoder, work.samples.inputs(work.order[: work.batch])),
         }

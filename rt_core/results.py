@@ -17,6 +17,7 @@ from rt_core.store import write_then_rename
 __all__ = ["Results"]
 
 _KEYS = ["encoder", "attack", "aim", "step", "metric"]
+_NOTE_KEYS = ["encoder", "attack", "aim", "sample", "name"]
 _FILES = ("frame", "notes")
 
 
@@ -110,8 +111,8 @@ class Results:
                 | {"first": center(left), "second": center(right), "difference": found.difference, "low": found.low, "high": found.high}
                 | {"p": found.p, "n": found.n, "better": better}
             )
-        table = pd.DataFrame(rows)
-        table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy()))
+        table = pd.DataFrame(rows, columns=[*_KEYS[1:], "first", "second", "difference", "low", "high", "p", "n", "better"])
+        table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
         return table
 
     def table(self, *, level: float = 0.95) -> pd.DataFrame:
@@ -162,7 +163,7 @@ class Results:
             manifest |= {what: {**manifest[what], **other.manifest[what]} for what in ("metrics", "encoders")}
         return cls(
             frame=pd.concat([one.frame for one in loaded], ignore_index=True).drop_duplicates([*_KEYS, "sample"], ignore_index=True),
-            notes=pd.concat([one.notes for one in loaded], ignore_index=True),
+            notes=pd.concat([one.notes for one in loaded], ignore_index=True).drop_duplicates(_NOTE_KEYS, ignore_index=True),
             manifest=manifest,
         )
 

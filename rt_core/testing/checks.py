@@ -195,6 +195,7 @@ def says_how_its_numbers_are_read(metric: Any) -> None:
     }
     for name, values in allowed.items():
         assert getattr(metric, name, None) in values, f"{name} is {getattr(metric, name, None)!r}; expected one of {', '.join(values)}"
+    assert getattr(metric, "comparable", True) in (True, False), f"comparable is {metric.comparable!r}; expected True or False"
     low, high = metric.span
     assert low < high, f"span is {metric.span}; expected (least, largest)"
     assert metric.statistic == "median" or math.isfinite(low) and math.isfinite(high), f"a {metric.statistic} needs a finite span"

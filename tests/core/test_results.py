@@ -16,7 +16,7 @@ from rt_core.datasets import tensors
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_unsupervised_attacks import UPGD
 
-METRICS = {
+METRICS: dict[str, dict] = {
     "risk": {"aim": "away", "better": "lower", "statistic": "rate", "per": "sample", "span": [0, 1]},
     "share": {"aim": "away", "better": "lower", "statistic": "mean", "per": "sample", "span": [0, 1]},
     "shift": {"aim": "away", "better": "lower", "statistic": "median", "per": "sample", "span": [0, None]},
@@ -25,6 +25,9 @@ METRICS = {
     "relative": {"aim": "target", "better": "higher", "statistic": "median", "per": "sample", "span": [0, None]},
     "accuracy": {"aim": "clean", "better": "higher", "statistic": "rate", "per": "sample", "span": [0, 1]},
 }
+for reading in METRICS.values():
+    reading["comparable"] = True
+METRICS["raw"] = METRICS["shift"] | {"comparable": False}
 
 
 def made(values, *, groups=None, seed=0, bank=20):
@@ -205,6 +208,25 @@ def test_p_values_are_corrected_for_their_number():
     assert (table["p_corrected"] >= table["p"]).all()
 
 
+def test_measures_on_an_encoder_s_own_scale_are_not_ranked():
+    rng = np.random.default_rng(0)
+    values = {(encoder, metric): rng.random(15).tolist() for encoder in "ab" for metric in ("share", "raw", "shift")}
+    table = made(values).compare("a", "b").set_index("metric")
+
+    assert table.loc["raw", "better"] == "not comparable"
+    assert np.isnan(table.loc["raw", ["p", "p_corrected"]].astype(float)).all()
+    np.testing.assert_allclose(
+        table.loc[["share", "shift"], "p_corrected"], statistics.holm(table.loc[["share", "shift"], "p"].to_numpy())
+    )
+    assert "raw (own scale)" in made(values).table().to_string()
+
+
+def test_two_encoders_without_a_common_defined_sample_have_nothing_to_compare():
+    table = made({("a", "shift"): [1.0, math.nan], ("b", "shift"): [math.nan, 1.0]}).compare("a", "b")
+    assert len(table) == 0
+    assert {"difference", "p", "p_corrected", "n", "better"} <= set(table.columns)
+
+
 def test_an_encoder_without_results_is_named():
     with pytest.raises(ValueError, match="no results of encoder 'c'; there are 'a', 'b'"):
         made({("a", "share"): [0.1], ("b", "share"): [0.2]}).compare("a", "c")
@@ -296,6 +318,7 @@ def test_results_of_several_folders_are_merged_by_sample(tmp_path):
     pd.testing.assert_frame_equal(one, other, check_exact=True)
     pd.testing.assert_frame_equal(whole.compare("a", "b"), merged.compare("a", "b"))
     assert set(merged.manifest["encoders"]) == {"a", "b"}
+    assert len(merged.notes) == len(whole.notes)
 
 
 @pytest.mark.parametrize(
