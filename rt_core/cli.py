@@ -159,7 +159,7 @@ def _test_plugin(arguments: argparse.Namespace) -> int:
 
 def _new_plugin(arguments: argparse.Namespace) -> int:
     """Write a new plugin with one attack and its test into a folder of its own."""
-    from rt_core.scaffold import new_plugin
+    from rt_core.testing.scaffold import new_plugin
 
     files = new_plugin(arguments.name)
     print("\n".join(map(str, files)))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rt_core.errors import UnknownName
+from rt_core.errors import PlanError, UnknownName
 from rt_core.evaluation import Evaluation
 from rt_core.registry import Use, installed, use
 
@@ -41,9 +41,13 @@ def demo_plan() -> tuple[Evaluation, list[str]]:
     as many.
 
     Raises:
-        UnknownName: the samples themselves (plugin rt-samples) are not installed.
+        PlanError: the samples themselves (plugin rt-samples) are not installed.
     """
     left_out: list[str] = []
+    if not _is_there("dataset", use("digits"), left_out):
+        raise PlanError(
+            "the demo's digits and encoders come with the plugin rt-samples, which is not installed: pip install ./plugins/samples"
+        )
     plan = Evaluation(
         encoders=[use(name) for name in _ENCODERS],
         dataset=use("digits"),

@@ -250,7 +250,7 @@ def ball_of(attack: Attack) -> Ball | None:
 
 
 def lengths(values: Tensor) -> Tensor:
-    """Return the Euclidean length of each sample; torch's own norm of many float32 numbers, one by one, is off by 1e-4 for a photo.
+    """Return the Euclidean length of each sample; torch's own norm adds one by one, and is off by 1e-4 for a photo's equal float32 steps.
 
     values: [batch, *input] -> [batch]
     """

@@ -41,11 +41,12 @@ __all__ = [
 
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
+_NONE: Mapping[str, str] = {}
 _HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 _LONGEST_SUMMARY = 100
 
 
-def parametrize_attack_checks(attacks: Iterable[Any] | Mapping[str, Any], *, expected_failures: Failures = {}) -> Any:
+def parametrize_attack_checks(attacks: Iterable[Any] | Mapping[str, Any], *, expected_failures: Failures = _NONE) -> Any:
     """Decorate ``def test(attack, check): check(attack)``, so that it runs once for each attack and check.
 
     attacks: a sequence, or a mapping from the label that test ids show. expected_failures: {name of a check: why it cannot hold}, or a
@@ -57,7 +58,7 @@ def parametrize_attack_checks(attacks: Iterable[Any] | Mapping[str, Any], *, exp
     return _parametrized("attack", attacks, ATTACK_CHECKS, expected_failures)
 
 
-def parametrize_metric_checks(metrics: Iterable[Any] | Mapping[str, Any], *, expected_failures: Failures = {}) -> Any:
+def parametrize_metric_checks(metrics: Iterable[Any] | Mapping[str, Any], *, expected_failures: Failures = _NONE) -> Any:
     """Decorate ``def test(metric, check): check(metric)``; see ``parametrize_attack_checks``."""
     return _parametrized("metric", metrics, METRIC_CHECKS, expected_failures)
 
@@ -66,7 +67,7 @@ def parametrize_encoder_checks(
     encoders: Iterable[Any] | Mapping[str, Any],
     *,
     shape: Sequence[int] | Callable[[Any], Sequence[int]] = (3, 32, 32),
-    expected_failures: Failures = {},
+    expected_failures: Failures = _NONE,
 ) -> Any:
     """Decorate ``def test(encoder, check): check(encoder)``; see ``parametrize_attack_checks``.
 

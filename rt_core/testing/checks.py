@@ -178,7 +178,7 @@ def gives_the_same_numbers_again(metric: Any) -> None:
 
 def does_not_care_about_order_or_company(metric: Any) -> None:
     pairs = torch.tensor([3, 0, 5, 1, 4, 2])
-    for kept in (pairs, pairs[:2]):
+    for kept in (pairs, pairs[:2], pairs[2:]):
         order = torch.stack([2 * kept, 2 * kept + 1], dim=1).flatten()  # both sides of a pair stay together
         whole, part = _numbers(metric, read_example(metric.aim)), _numbers(metric, read_example(metric.aim, order=order.tolist()))
         rows = order if metric.per == "sample" else kept
@@ -198,7 +198,7 @@ def says_how_its_numbers_are_read(metric: Any) -> None:
     assert getattr(metric, "comparable", True) in (True, False), f"comparable is {metric.comparable!r}; expected True or False"
     low, high = metric.span
     assert low < high, f"span is {metric.span}; expected (least, largest)"
-    assert metric.statistic == "median" or math.isfinite(low) and math.isfinite(high), f"a {metric.statistic} needs a finite span"
+    assert metric.statistic == "median" or (math.isfinite(low) and math.isfinite(high)), f"a {metric.statistic} needs a finite span"
     assert metric.per == "sample" or metric.aim == "target", "pairs are measured under aim target"
 
 

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rt_core.baselines import UniformNoise
-from rt_core.divergences import l2
+from rt_core.divergences import Divergence, l2
 from rt_core.encoders import Encoder
 from rt_core.neighbors import Bank
 from rt_core.perturbing import perturb, represent
 from rt_core.randomness import SampleRandom, stream
-from rt_core.traces import Context, Trace
+from rt_core.traces import Batch, Context, Trace, per_sample
 
 __all__ = ["Reading", "linear_encoder", "read_example", "tiny_encoder", "tiny_inputs"]
 
@@ -68,7 +67,7 @@ class Reading(NamedTuple):
 
 
 def read_example(aim: str, *, attacked: int = 12, bank: int = 40, order: Sequence[int] | None = None) -> Reading:
-    """Make a trace of noise on ``attacked`` samples of a ``bank``, or some of its rows in another order.
+    """Make a trace of ``attacked`` samples of a ``bank``, each moved some way to its target or its mirror image; or of rows in an ``order``.
 
     Under aim target, rows 0 and 1, 2 and 3, … are each other's targets and have to stay neighbours in an ``order``. Samples have labels.
     """
@@ -81,9 +80,15 @@ def read_example(aim: str, *, attacked: int = 12, bank: int = 40, order: Sequenc
         trace = Trace(ids=ids, aim=aim, step=0, clean=clean[rows], adversarial=clean[rows], divergence=torch.zeros(len(rows)).double())
     else:
         targets = None if partner is None else inputs[rows][partner]
-        trace = replace(perturb(UniformNoise(epsilon=0.5), encoder, inputs[rows], targets=targets, ids=ids), partner=partner)
+        trace = replace(perturb(_blend, encoder, inputs[rows], targets=targets, ids=ids), partner=partner)
     context = Context(encoder=encoder, divergence=l2, random=SampleRandom.of(0, ids), known_labels=[labels[row] for row in rows.tolist()])
     return Reading(trace, Bank(clean, labels=labels), context)
+
+
+def _blend(encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor:
+    """Move each sample by a share of its own: [batch, *input] -> same shape"""
+    other = batch.inputs.flip(-1) if batch.target_inputs is None else batch.target_inputs
+    return batch.inputs.lerp(other, per_sample(random.uniform("share", ()), other)).clamp(0, 1)
 
 
 class _Tiny(nn.Module):

@@ -28,7 +28,10 @@ ATTACKS = {
         {"epsilon": 0.1, "steps": 3, "start": "clean"},
     ],
     "torchattacks": [{"attack": "PGD", "steps": 3}, {"attack": "BIM", "steps": 3}],
-    "art": [{"attack": "ProjectedGradientDescent", "max_iter": 3, "num_random_init": 1}, {"attack": "FastGradientMethod"}],
+    "art": [
+        {"attack": "ProjectedGradientDescent", "eps": 0.1, "eps_step": 0.05, "max_iter": 3, "num_random_init": 1},
+        {"attack": "FastGradientMethod", "eps": 0.05},
+    ],
     "u_mi_pgd": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "decay": 0.5}],
 }
 METRICS = {"knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}]}
@@ -56,7 +59,9 @@ def variants(kind, make, options):
     for item in installed().items:
         if item.kind == kind and item.entry.name not in NEEDS_OPTIONS:
             for chosen in options.get(item.entry.name, [{}]):
-                shown = ",".join(f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon"))
+                shown = ",".join(
+                    f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon", "eps", "eps_step")
+                )
                 made[f"{item.entry.name}[{shown}]" if shown else item.entry.name] = make(item.full_name, **chosen)
     return made
 

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import importlib.util
+import itertools
 import json
 import math
 import multiprocessing
@@ -102,7 +103,7 @@ def test_nan_in_some_inputs_went_through():
     inputs[2, 0, 0, 0] = math.nan
     encoder = tiny_encoder()
     for ask in (lambda: perturb(UPGD(), encoder, inputs), lambda: run(plan(dataset=inputs, attacked=4), progress=False)):
-        with pytest.raises(ValueError, match="NaN or infinity in 1 of 4 samples .rows"):
+        with pytest.raises(ValueError, match=r"NaN or infinity in 1 of 4 samples .rows"):
             ask()
     assert encoder.passes.forwards == 0
 
@@ -131,7 +132,7 @@ def test_epsilon_0_changed_something(attack):
 @every_attack
 def test_an_epsilon_in_255ths_meant_anything_goes(attack):
     """Case 15."""
-    with pytest.raises(ValueError, match="epsilon is 8; inputs span a range of 1.*write 8/255"):
+    with pytest.raises(ValueError, match=r"epsilon is 8; inputs span a range of 1.*write 8/255"):
         perturb(type(attack)(epsilon=8), tiny_encoder(), tiny_inputs(2))
 
 
@@ -271,7 +272,7 @@ def test_a_network_without_parameters_was_a_stop_iteration(attack):
 def test_a_checkpoint_with_settings_in_it_could_not_be_loaded(tmp_path):
     """Case 42: a list of allowed names instead of a switch that would run a pickle."""
     torch.save({"state_dict": {"weight": torch.ones(1)}, "args": argparse.Namespace(epochs=3)}, tmp_path / "one.pt")
-    with pytest.raises(ValueError, match="trust.*allow="):
+    with pytest.raises(ValueError, match=r"trust.*allow="):
         load_weights(tmp_path / "one.pt")
     assert load_weights(tmp_path / "one.pt", allow=["argparse.Namespace"])["args"].epochs == 3
 
@@ -348,7 +349,7 @@ def test_token_ids_carry_no_gradient():
 def test_items_of_another_form_could_not_be_unpacked(form):
     """Case 58."""
     if form is argparse.Namespace:
-        with pytest.raises(KeyError, match="keys 'scan'.*input_key"):
+        with pytest.raises(KeyError, match=r"keys 'scan'.*input_key"):
             represent(nn.Flatten(), [{"scan": one} for one in tiny_inputs(3)])
     else:
         assert represent(nn.Flatten(), [form(one, 1) for one in tiny_inputs(3)]).shape == (3, 192)
@@ -378,16 +379,21 @@ def test_a_large_dataset_was_held_as_one_array():
     """Case 60."""
 
     def peak(length):
-        counts = []
+        counts, calls = [], itertools.count()
 
         def encode(inputs):
-            counts.append(live(lambda one: one.shape[-3:] == (3, 8, 8)))
+            if next(calls) % 3 == 0:
+                counts.append(live(lambda one: one.shape[-3:] == (3, 8, 8)))
             return inputs.flatten(1)
 
-        run(plan(encoders=[encode], dataset=Made(length), attacked=length, bank=length, attacks={"noise": UniformNoise()}, metrics=["divergence"]), progress=False)
+        attacks = {"noise": UniformNoise()}
+        run(
+            plan(encoders=[encode], dataset=Made(length), attacked=length, bank=length, attacks=attacks, metrics=["divergence"]),
+            progress=False,
+        )
         return max(counts)
 
-    assert peak(128) == peak(512) < 8 * 64 * 192
+    assert peak(192) == peak(768) < 768 * 192  # some batches, and never all of the inputs
 
 
 def test_memory_grew_with_each_call():
@@ -427,7 +433,9 @@ def test_a_query_was_its_own_neighbor():
 def test_distances_of_encoders_of_another_scale_were_compared():
     """Case 69."""
     reading = read_example("away")
-    scaled = reading.trace.__class__(**vars(reading.trace) | {name: 1000 * getattr(reading.trace, name) for name in ("clean", "adversarial")})
+    scaled = reading.trace.__class__(
+        **vars(reading.trace) | {name: 1000 * getattr(reading.trace, name) for name in ("clean", "adversarial")}
+    )
     bank = rt.Bank(1000 * reading.bank.take(range(40)))
     torch.testing.assert_close(UniversalQuantile()(scaled, bank, reading.context), UniversalQuantile()(*reading), rtol=0, atol=1e-6)
     assert "comparable between encoders" in UniversalQuantile.__doc__
@@ -600,7 +608,7 @@ def test_a_plugin_that_was_registered_twice_crashed():
     for _ in range(2):
         rt.register(mine)
     assert sum(item.entry.name == "breakaway_risk" for item in installed().items) == 2  # that of the distribution, and this one
-    with pytest.raises(rt.AmbiguousName, match="rt-label-free-metrics/breakaway_risk.*registered here/breakaway_risk"):
+    with pytest.raises(rt.AmbiguousName, match=r"rt-label-free-metrics/breakaway_risk.*registered here/breakaway_risk"):
         rt.metric("breakaway_risk")
 
 
@@ -631,8 +639,19 @@ def test_a_plugin_that_fails_to_import_stopped_the_others(tmp_path, monkeypatch)
 def test_what_workers_need_could_not_be_pickled():
     """Case 107."""
     samples = tensors(tiny_inputs(4), labels=[0, 1, 0, 1])
-    described = Evaluation([rt.use("module", path="torch.nn:Flatten")], rt.use("tensor", path="x.npz"), {"noise": rt.use("identity")}, ["divergence"])
-    for value in (*ATTACKS, Identity(), UniversalQuantile(), tiny_encoder(), described, samples, read_example("away").bank, rt.SampleRandom.of(0, "ab")):
+    described = Evaluation(
+        [rt.use("module", path="torch.nn:Flatten")], rt.use("tensor", path="x.npz"), {"noise": rt.use("identity")}, ["divergence"]
+    )
+    for value in (
+        *ATTACKS,
+        Identity(),
+        UniversalQuantile(),
+        tiny_encoder(),
+        described,
+        samples,
+        read_example("away").bank,
+        rt.SampleRandom.of(0, "ab"),
+    ):
         pickle.loads(pickle.dumps(value))
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert torch.equal(torch.from_numpy(pool.apply(as_array, (samples, [2, 0]))), tiny_inputs(4)[[2, 0]])
@@ -664,7 +683,7 @@ class OnlyAway:
 
 def test_an_attack_that_cannot_aim_returned_its_inputs_as_adversarial():
     """Case 111."""
-    with pytest.raises(ValueError, match="does not support aim 'target'.*does not support targets"):
+    with pytest.raises(ValueError, match=r"does not support aim 'target'.*does not support targets"):
         perturb(OnlyAway(), tiny_encoder(), tiny_inputs(2), targets=tiny_inputs(2))
     with pytest.raises(TypeError, match="not labels"):
         perturb(UPGD(), tiny_encoder(), tiny_inputs(2), targets=torch.tensor([1, 2]))
@@ -677,7 +696,9 @@ def test_an_attack_that_cannot_aim_returned_its_inputs_as_adversarial():
 
 def test_differences_within_noise_were_reported_as_a_ranking():
     """Case 117."""
-    results = run(plan(encoders={"a": tiny_encoder(seed=1), "b": tiny_encoder(seed=2)}, dataset=tiny_inputs(50), attacked=50), progress=False)
+    results = run(
+        plan(encoders={"a": tiny_encoder(seed=1), "b": tiny_encoder(seed=2)}, dataset=tiny_inputs(50), attacked=50), progress=False
+    )
     compared = results.compare("a", "b")
     assert {"difference", "low", "high", "p", "p_corrected", "n"} <= set(compared.columns)
     assert set(compared["n"]) == {50}

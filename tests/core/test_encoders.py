@@ -417,11 +417,11 @@ def test_an_importable_network_becomes_an_encoder(tmp_path):
     )
     assert loaded.name == "eye"
     assert loaded(torch.tensor([[0.1, 0.2, 0.3, 0.4]])).tolist() == torch.tensor([[0.1, 0.2]]).tolist()
-    with pytest.raises(ValueError, match="do not fit 'torch.nn:Linear'"):
+    with pytest.raises(ValueError, match=r"do not fit 'torch.nn:Linear'"):
         from_import("torch.nn:Linear", options={"in_features": 9, "out_features": 2}, weights=str(tmp_path / "weights.pt"))
 
 
 @pytest.mark.parametrize("path", ["torch.nn", "torch.nn:Absent", "absent_package:Network", ":Network"])
 def test_a_path_that_leads_nowhere_is_refused(path):
-    with pytest.raises(ValueError, match="write 'package.module:name' of something importable"):
+    with pytest.raises(ValueError, match=r"write 'package.module:name' of something importable"):
         from_import(path)

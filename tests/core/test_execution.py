@@ -190,7 +190,7 @@ def test_marks_are_held_to_the_same_promises():
     def far(encoder, batch, divergence, random):
         return Attempt(inputs=batch.inputs.clone(), marks={1: (batch.inputs * 0.9)})
 
-    with pytest.raises(AttackViolation, match="its ball has radius 0.05"):
+    with pytest.raises(AttackViolation, match=r"its ball has radius 0.05"):
         perturb(Doing(do=far, ball=Ball("linf", 0.05)), tiny_encoder(), tiny_inputs(2))
 
 
@@ -690,17 +690,15 @@ def test_the_manifest_says_what_a_reader_needs_to_make_it_again(tmp_path):
     assert json.loads(json.dumps(manifest, allow_nan=False)) == json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["plan"]["attacks"]["pgd"] == {
         "class": "rt_unsupervised_attacks.gradient.UPGD",
-        **{
-            "epsilon": 0.1,
-            "step": None,
-            "steps": 2,
-            "norm": "linf",
-            "start": "random",
-            "eta": 0.001,
-            "marks": [1, 2],
-            "keep": "last",
-            "restarts": 1,
-        },
+        "epsilon": 0.1,
+        "step": None,
+        "steps": 2,
+        "norm": "linf",
+        "start": "random",
+        "eta": 0.001,
+        "marks": [1, 2],
+        "keep": "last",
+        "restarts": 1,
     }
     assert manifest["seed"] == manifest["plan"]["seed"] == 0
     assert (manifest["attacked"], manifest["bank"], manifest["quantile_bank"], manifest["input_shape"]) == (12, 30, 30, [3, 8, 8])
@@ -710,8 +708,17 @@ def test_the_manifest_says_what_a_reader_needs_to_make_it_again(tmp_path):
     assert manifest["encoders"]["mine"]["dim"] == 16
     # The bank, then for each of two aims two steps of pgd, the marks' representation and the last's, and noise's.
     assert manifest["encoders"]["mine"]["passes"] == {"forwards": 30 + 2 * 12 * (2 + 2 + 1 + 1), "backwards": 2 * 12 * 2}
-    assert manifest["metrics"]["overlap_risk"] == {"aim": "target", "better": "lower", "statistic": "rate", "per": "pair", "span": [0, 1]}
+    assert manifest["metrics"]["overlap_risk"] == {
+        "aim": "target",
+        "better": "lower",
+        "statistic": "rate",
+        "per": "pair",
+        "span": [0, 1],
+        "comparable": True,
+    }
     assert manifest["metrics"]["divergence"]["span"] == [0, None]
+    assert not manifest["metrics"]["divergence"]["comparable"]
+    assert manifest["encoders"]["mine"]["dtype"] == "float32"
     assert manifest["seconds"] >= 0
 
 

@@ -91,12 +91,16 @@ def test_global_generators_are_seeded_and_put_back_on_error_too():
     def draws():
         return python_random.random(), np.random.random(), torch.rand(1).item()
 
-    random, seen = SampleRandom.of(0, IDS), []
-    before = python_random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    for _ in range(2):
-        with pytest.raises(ArithmeticError), random.global_generators("library"):
+    def fail_after_drawing(random):
+        with random.global_generators("library"):
             seen.append(draws())
             raise ArithmeticError
+
+    seen = []
+    before = python_random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            fail_after_drawing(SampleRandom.of(0, IDS))
     with SampleRandom.of(0, IDS[::-1]).global_generators("library"):
         seen.append(draws())
 

@@ -215,9 +215,7 @@ def test_measures_on_an_encoder_s_own_scale_are_not_ranked():
 
     assert table.loc["raw", "better"] == "not comparable"
     assert np.isnan(table.loc["raw", ["p", "p_corrected"]].astype(float)).all()
-    np.testing.assert_allclose(
-        table.loc[["share", "shift"], "p_corrected"], statistics.holm(table.loc[["share", "shift"], "p"].to_numpy())
-    )
+    np.testing.assert_allclose(table.loc[["share", "shift"], "p_corrected"], statistics.holm(table.loc[["share", "shift"], "p"].to_numpy()))
     assert "raw (own scale)" in made(values).table().to_string()
 
 
@@ -265,7 +263,9 @@ def test_of_several_marks_the_table_shows_the_last():
 def real(**changed):
     parts = {
         "encoders": {"a": tiny_encoder(seed=1), "b": tiny_encoder(seed=2)},
-        "dataset": tensors(tiny_inputs(20), labels=[row % 2 for row in range(20)], ids=[f"{row:03d}" for row in range(18)] + ["NA", "x,\"y\""]),
+        "dataset": tensors(
+            tiny_inputs(20), labels=[row % 2 for row in range(20)], ids=[f"{row:03d}" for row in range(18)] + ["NA", 'x,"y"']
+        ),
         "attacks": {"pgd": UPGD(epsilon=0.1, steps=2, marks=(1, 2)), "noise": UniformNoise(epsilon=0.1)},
         "metrics": ["divergence", "breakaway_risk", "relative_quantile", "overlap_risk", use("knn_accuracy", k=3)],
         "attacked": 20,
@@ -303,7 +303,9 @@ def test_saving_twice_writes_the_same_bytes(tmp_path):
         made({("a", "share"): [0.1, 0.2]}).save(tmp_path / name)
     for file in ("frame.csv.gz", "notes.csv.gz", "manifest.json"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
-    assert gzip.decompress((tmp_path / "first" / "frame.csv.gz").read_bytes()).startswith(b"encoder,attack,aim,step,metric,sample,value,note")
+    assert gzip.decompress((tmp_path / "first" / "frame.csv.gz").read_bytes()).startswith(
+        b"encoder,attack,aim,step,metric,sample,value,note"
+    )
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == ["frame.csv.gz", "manifest.json", "notes.csv.gz"]
 
 
@@ -322,7 +324,8 @@ def test_results_of_several_folders_are_merged_by_sample(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"), [({"seed": 1}, "differ in samples|differ in seed"), ({"attacked": 10}, "differ in samples"), ({"bank": 30}, "differ in bank")]
+    ("changed", "words"),
+    [({"seed": 1}, "differ in samples|differ in seed"), ({"attacked": 10}, "differ in samples"), ({"bank": 30}, "differ in bank")],
 )
 def test_results_that_cannot_stand_together_are_refused(tmp_path, changed, words):
     dataset = {"dataset": tiny_inputs(40), "metrics": ["divergence"], "attacked": 20, "bank": 40}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rt_core.scaffold import new_plugin
+from rt_core.testing.scaffold import new_plugin
 
 
 def test_a_new_plugin_is_born_with_a_passing_test(tmp_path):

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import recipe
 import torch
 
+import recipe
 from rt_core import Encoder
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())

@@ -23,10 +23,11 @@ import numpy
 import safetensors.torch
 import sklearn
 import torch
-from rt_samples.digits import digits
-from rt_samples.network import DigitNetwork, ProjectionHead
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, cross_entropy, grid_sample
+
+from rt_samples.digits import digits
+from rt_samples.network import DigitNetwork, ProjectionHead
 
 BATCH = 128
 QUEUE = 1024

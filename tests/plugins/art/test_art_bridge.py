@@ -14,17 +14,17 @@ from textwrap import dedent
 import numpy as np
 import pytest
 import torch
-from rt_art import AnchorLoss, ARTAttack, bridge
-from rt_unsupervised_attacks import UFGSM, UPGD
 from torch import nn
 
 import rt_core
+from rt_art import AnchorLoss, ARTAttack, bridge
 from rt_core.divergences import l2
 from rt_core.errors import EncoderError, RobustnessWarning
 from rt_core.evaluation import describe
 from rt_core.randomness import SampleRandom
 from rt_core.testing import parametrize_attack_checks
 from rt_core.traces import Ball
+from rt_unsupervised_attacks import UFGSM, UPGD
 
 EPS, ALPHA, STEPS = 0.05, 0.01, 8
 PGD = ("ProjectedGradientDescent", "ProjectedGradientDescentNumpy", "ProjectedGradientDescentPyTorch")

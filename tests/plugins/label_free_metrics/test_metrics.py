@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
 
+from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
 from rt_core import Bank, Encoder, Evaluation, divergences, perturb, represent, run
 from rt_core.testing import read_example, tiny_encoder, tiny_inputs
 from rt_label_free_metrics import (

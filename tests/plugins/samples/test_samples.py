@@ -6,10 +6,11 @@ from importlib.resources import files
 
 import pytest
 import torch
+from safetensors import safe_open
+
 from rt_samples import encoders
 from rt_samples.digits import digits
 from rt_samples.network import DigitNetwork, shipped_network, untrained_network
-from safetensors import safe_open
 
 SHIPPED = ("digits_contrastive", "digits_robust", "digits_supervised")
 

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torchattacks
-from rt_torchattacks import Torchattack, UnitLogits, bridge
-from rt_unsupervised_attacks import UFGSM, UPGD
 from torch import nn
 
 import rt_core
@@ -25,6 +23,8 @@ from rt_core.evaluation import describe
 from rt_core.randomness import SampleRandom
 from rt_core.testing import parametrize_attack_checks
 from rt_core.traces import Ball
+from rt_torchattacks import Torchattack, UnitLogits, bridge
+from rt_unsupervised_attacks import UFGSM, UPGD
 
 EPS, ALPHA, STEPS = 0.05, 0.01, 8
 SERVED = tuple(bridge._NORMS)

@@ -1,11 +1,13 @@
 """The gradient attacks against golden numbers, known optima, and what they promise of balls, marks, restarts and passes."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
 
+from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
 from rt_core import Encoder, divergences, perturb
 from rt_core.testing import linear_encoder, tiny_encoder, tiny_inputs
 from rt_unsupervised_attacks import UBIM, UFGSM, UMIPGD, UPGD
@@ -240,11 +242,35 @@ def test_more_restarts_are_never_worse(keep, targeted):
     targets = inputs.flip(-1) if targeted else None
     found = [perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts, keep=keep), encoder, inputs, targets=targets) for restarts in (1, 2, 4)]
     way = -1 if targeted else 1
-    for fewer, more in zip(found, found[1:], strict=False):
+    for fewer, more in pairwise(found):
         assert (way * more.divergence >= way * fewer.divergence - 1e-7).all()
     assert (way * found[-1].divergence > way * found[0].divergence).any()
     assert set(found[-1].notes["restart"].tolist()) - {0.0} <= {1.0, 2.0, 3.0}
     assert found[-1].notes["restart"].any()
+
+
+def test_a_history_is_that_of_the_restart_that_won():
+    encoder, inputs = tiny_encoder(), tiny_inputs()
+    single, several = (perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts), encoder, inputs) for restarts in (1, 4))
+    stayed = several.notes["restart"] == 0
+
+    assert stayed.any()
+    assert torch.equal(several.history[stayed], single.history[stayed])
+    assert (several.history[~stayed, 0] != single.history[~stayed, 0]).all()
+
+
+def test_one_restart_that_finds_a_gradient_is_enough_not_to_be_stuck():
+    def dead_below(inputs):
+        return (inputs.sum(1, keepdim=True) - 1).relu()  # about half of the starts see no gradient
+
+    inputs = torch.full((20, 2), 0.5)
+    single, several = (
+        perturb(UPGD(epsilon=0.1, steps=2, restarts=restarts), Encoder(dead_below, name="dead"), inputs) for restarts in (1, 8)
+    )
+    assert 0 < single.stuck.sum() < 20
+    for trace in (single, several):
+        assert torch.equal(trace.stuck, trace.divergence == 0)
+    assert several.stuck.sum() <= 1
 
 
 # Passes
