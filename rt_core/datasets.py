@@ -1,5 +1,6 @@
 """Samples with stable ids, read by position, whatever they come from: tensors, arrays, folders of pictures, torch datasets."""
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class Samples:
     """A dataset as rt reads it: ids, and inputs by row.
 
     read: rows -> [rows, *input], floating; ids: one a sample, stable over runs (relative paths, or indices); find_labels: rows -> labels
-    or, where there are none, None; groups: which samples belong together (scene, patient, video), or None; notes: what was left out, in words.
+    or, where there are none, None; groups: which samples belong together (scene, patient, video), or None; notes: what was left out, in words;
+    content: a cheap hash of all of it, by which a stored run notices a change, or None.
 
     Raises:
         InvalidInputs: no sample at all, or two of one id.
@@ -38,6 +40,7 @@ class Samples:
     find_labels: Callable[[Sequence[int]], list[int]] | None = None
     groups: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    content: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -85,6 +88,7 @@ def tensors(
         read=_Rows(values),
         find_labels=None if known is None else _Picked(tuple(known)),
         groups=None if groups is None else tuple(map(str, groups)),
+        content=_Content(values),
     )
 
 
@@ -188,6 +192,7 @@ def folder(
         find_labels=_Picked(tuple(map(classes.index, tops))) if labels else None,
         groups=tops if groups else None,
         notes=notes,
+        content=_Sizes(root, tuple(found)),
     )
 
 
@@ -225,6 +230,24 @@ class _Rows:
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         return self.values[torch.as_tensor(rows, dtype=torch.long)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Content:
+    values: Tensor
+
+    def __call__(self) -> str:
+        return hashlib.sha256(self.values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    # Not the times, which change when a folder is copied to where a run goes on.
+    root: Path
+    files: tuple[Path, ...]
+
+    def __call__(self) -> str:
+        return hashlib.sha256(repr([(self.root / file).stat().st_size for file in self.files]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,9 @@ def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, lab
         )
 
 
-def measure(divergence: Divergence, whole: Batch, representations: Tensor) -> Tensor:
-    return divergence(whole.anchor.cpu().double(), representations.double())
+def measure(divergence: Divergence, anchor: Tensor, representations: Tensor) -> Tensor:
+    """Return the divergence of representations from their anchors in float64, on the CPU: [batch]."""
+    return divergence(anchor.cpu().double(), representations.cpu().double())
 
 
 def represent_rows(encoder: Encoder, inputs: Tensor, size: int) -> Tensor:
@@ -250,7 +251,7 @@ def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: 
 def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device | None) -> Trace:
     """Represent what an attack returned and put it on the CPU; the inputs themselves are kept, at ``home``, if it is given."""
     adversarial, clean = represent_rows(encoder, attempt.inputs, len(part.ids)), part.clean.cpu()
-    measured = measure(divergence, part, adversarial)
+    measured = measure(divergence, part.anchor, adversarial)
     notes = {name: note.detach().cpu() for name, note in attempt.notes.items()}
     radius = getattr(ball_of(attack), "radius", None)
     return Trace(

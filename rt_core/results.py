@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,9 @@ class Results:
     notes: columns encoder, attack, aim, sample, name, value: stuck samples, the divergence before each step (``history/…``), and whatever
     else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read.
     """
+
+    COLUMNS: ClassVar = (*_KEYS, "sample", "value", "note")
+    NOTE_COLUMNS: ClassVar = ("encoder", "attack", "aim", "sample", "name", "value")
 
     frame: pd.DataFrame
     notes: pd.DataFrame

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,18 @@ class Store:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
         temporary.replace(path)
+
+    def mapped(self, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray], None]) -> np.ndarray:
+        """Return an array that is mapped from a file, which ``fill`` writes if it is not there: whole or not at all."""
+        assert self.folder is not None, "an array is mapped from a folder"
+        path = self.folder / f"{key}.npy"
+        if not path.exists():
+            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            array = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
+            fill(array)
+            array.flush()
+            temporary.replace(path)
+        return np.load(path, mmap_mode="r")
 
 
 def kept_batch(folder: str | Path | None) -> int | None:

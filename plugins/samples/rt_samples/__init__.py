@@ -1,1 +1,1 @@
-"""Real digits and four small encoders of them: data and networks for trying the toolkit without a download."""
+"""Real digits and photographs, and encoders of them: data and networks for trying the toolkit without a download."""

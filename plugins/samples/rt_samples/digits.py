@@ -34,11 +34,11 @@ def digits(*, split: str = "all") -> Samples:
     return tensors(_enlarge(source.images[rows]), ids=ids, labels=torch.from_numpy(source.target[rows]).long(), name="digits")
 
 
-def split_rows(labels: np.ndarray, *, split: str) -> np.ndarray:
+def split_rows(labels: np.ndarray, *, split: str, test_per_class: int = _TEST_PER_CLASS) -> np.ndarray:
     """Return the rows of a split, in its order.
 
-    One permutation of all rows is drawn by numpy's frozen generator with seed 0; the first 50 rows of each class in it are for
-    test, the others for train, and each part keeps the permutation's order.
+    One permutation of all rows is drawn by numpy's frozen generator with seed 0; the first ``test_per_class`` rows of each class in
+    it are for test, the others for train, and each part keeps the permutation's order.
 
     labels: [n] -> [rows]
 
@@ -51,7 +51,7 @@ def split_rows(labels: np.ndarray, *, split: str) -> np.ndarray:
     shuffled = labels[order]
     for_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        for_test[np.flatnonzero(shuffled == label)[:_TEST_PER_CLASS]] = True
+        for_test[np.flatnonzero(shuffled == label)[:test_per_class]] = True
     test, train = order[for_test], order[~for_test]
     return {"all": np.concatenate([test, train]), "test": test, "train": train}[split]
 

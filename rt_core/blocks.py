@@ -1,0 +1,258 @@
+"""The unit of work: one attack on one block of samples gives traces, and each metric reads its rows off them; both are kept."""
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rt_core.datasets import Samples
+from rt_core.divergences import Divergence, describe_divergence, find_divergence
+from rt_core.encoders import Encoder, check_inputs
+from rt_core.errors import AttackViolation, PlanError
+from rt_core.evaluation import Evaluation, describe
+from rt_core.neighbors import Bank
+from rt_core.perturbing import BLOCK, attack_batch, measure
+from rt_core.randomness import SampleRandom, stream
+from rt_core.registry import installed
+from rt_core.shapes import check_shape
+from rt_core.store import Store, key_of
+from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
+
+__all__ = ["Block", "Subject", "Work", "core_versions", "metric_frames", "note_frame", "traces_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A plan with its samples in order, its attacks and metrics made."""
+
+    plan: Evaluation
+    samples: Samples
+    order: tuple[int, ...]
+    attacked: int
+    attacks: Mapping[str, Attack]
+    metrics: Mapping[str, Metric]
+    divergence: Divergence
+    batch: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, plan: Evaluation, samples: Samples, batch: int, device: torch.device) -> "Work":
+        """Put the samples in the plan's order.
+
+        Raises:
+            PlanError: a dataset of one sample.
+        """
+        if len(samples) < 2:
+            raise PlanError(
+                f"dataset {samples.name!r} has {len(samples)} sample; at least 2 are needed, since measures compare a sample with others"
+            )
+        order = stream(plan.seed, "order").permutation(len(samples)).tolist() if plan.pairing == "random" else range(len(samples))
+        attacked = min(plan.attacked, len(samples) // 2 * 2)
+        attacks, metrics = plan.made_attacks(), plan.made_metrics()
+        return cls(plan, samples, tuple(order)[: plan.bank], attacked, attacks, metrics, find_divergence(plan.divergence), batch, device)
+
+    @cached_property
+    def labels(self) -> list[int] | None:
+        return self.samples.labels(self.order)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(self.samples.ids[row] for row in self.order)
+
+    def blocks(self, first: int, last: int) -> list["Block"]:
+        """Return the rows of the order from ``first`` up to ``last`` in blocks of 64, which hold whole pairs."""
+        return [Block(self, range(start, min(start + BLOCK, last))) for start in range(first, last, BLOCK)]
+
+    def jobs(self) -> Iterator[tuple[str, Attack | None, str]]:
+        """Yield (label, attack, aim), the clean one first: an attack runs in the aims that metrics need and that it supports."""
+        wanted = {metric.aim for metric in self.metrics.values()}
+        if "clean" in wanted:
+            yield "-", None, "clean"
+        for label, attack in self.attacks.items():
+            for aim in AIMS:
+                if aim in wanted and aim in aims_of(attack):
+                    yield label, attack, aim
+
+    def bank(self, representations: Tensor | np.ndarray) -> Bank:
+        """Return the bank of the first samples of the order."""
+        known = len(representations)
+        labels = None if self.labels is None else self.labels[:known]
+        return Bank(representations, ids=self.ids[:known], labels=labels, quantile_rows=min(self.plan.quantile_bank, known))
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some consecutive samples of the order; their inputs are read when they are first needed."""
+
+    work: Work
+    rows: range
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        return self.work.ids[self.rows.start : self.rows.stop]
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        return self.work.samples.inputs([self.work.order[row] for row in self.rows])
+
+    def inputs_for(self, encoder: Encoder) -> Tensor:
+        """Return the inputs, after checking that this encoder can be asked about them."""
+        check_inputs(self.inputs, encoder, what=f"inputs of dataset {self.work.samples.name!r}")
+        return self.inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One encoder of the plan under evaluation, with its bank.
+
+    strict: whether an attack or metric that raises stops everything, as in the rehearsal, or becomes one of ``errors``.
+    """
+
+    label: str
+    encoder: Encoder
+    fingerprint: str
+    bank: Bank
+    store: Store
+    strict: bool = False
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def failed(self, error: Exception, block: Block, **what: str) -> None:
+        """Record what an attack or metric raised, with where, or raise it again."""
+        where = {"encoder": self.label, **what, "samples": f"{block.ids[0]} to {block.ids[-1]}"}
+        error.add_note(f"in {', '.join(f'{name} {value!r}' for name, value in where.items())}")
+        # A broken promise, or a machine that is too small, concerns every block.
+        if self.strict or isinstance(error, (AttackViolation, torch.OutOfMemoryError)):
+            raise error
+        origin = traceback.extract_tb(error.__traceback__)[-1]
+        self.errors.append({**where, "error": f"{type(error).__name__}: {error}", "at": f"{origin.name}, line {origin.lineno}"})
+
+
+def traces_of(work: Work, subject: Subject, block: Block, name: str, attack: Attack | None, aim: str) -> tuple[str, list[Trace]]:
+    """Return the key of an attack's block and one trace a mark, the last step's last; from the store where it has them.
+
+    No trace where the attack raised.
+    """
+    rows = torch.tensor(block.rows)
+    clean, partner = subject.bank.take(rows), torch.arange(len(rows)) ^ 1  # neighbours are each other's targets
+    known: dict[str, Any] = {"ids": block.ids, "aim": aim, "clean": clean, "targets": clean[partner] if aim == "target" else None}
+    if attack is None:
+        key = key_of(["clean", subject.fingerprint, block.ids, work.batch, core_versions()])
+        return key, [Trace(**known, step=0, adversarial=clean, divergence=torch.zeros(len(rows), dtype=torch.float64))]
+    made_by = [describe(attack), _version_of(attack), aim, describe_divergence(work.plan.divergence), work.plan.seed, work.batch]
+    key = key_of(["attack", subject.fingerprint, *made_by, block.ids, len(subject.bank), str(work.device), core_versions()])
+    found = subject.store.load(key)
+    if found is None:
+        inputs = block.inputs_for(subject.encoder)
+        whole = Batch(**known, inputs=inputs, target_inputs=inputs[partner] if aim == "target" else None, bank=subject.bank, own=rows)
+        random = SampleRandom.of(work.plan.seed, block.ids)
+        try:
+            trace = attack_batch(subject.encoder, attack, whole, work.divergence, random, work.batch, label=name, keep_inputs=False)
+        except Exception as error:
+            subject.failed(error, block, attack=name, aim=aim)
+            return key, []
+        found = _arrays(trace)
+        subject.store.save(key, found)
+    return key, _from_arrays(found, {**known, "partner": partner if aim == "target" else None}, work.divergence)
+
+
+def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: str, traces: Sequence[Trace]) -> Iterator[pd.DataFrame]:
+    """Yield the rows of every metric that reads these traces; from the store where it has them."""
+    if not traces:
+        return
+    labels = None if work.labels is None else work.labels[block.rows.start : block.rows.stop]
+    random = SampleRandom.of(work.plan.seed, block.ids)
+    context = Context(encoder=subject.encoder, divergence=work.divergence, random=random, known_labels=labels)
+    for label, metric in work.metrics.items():
+        if metric.aim != traces[0].aim:
+            continue
+        read = ["metric", key, describe(metric), _version_of(metric), len(subject.bank), subject.bank.quantile_rows]
+        metric_key = key_of([*read, describe_divergence(work.plan.divergence), None if work.labels is None else key_of(work.labels)])
+        found = subject.store.load(metric_key)
+        if found is None:
+            try:
+                found = {name: values for trace in traces for name, values in _measured(metric, label, trace, subject.bank, context)}
+            except Exception as error:
+                subject.failed(error, block, attack=name, aim=traces[0].aim, metric=label)
+                continue
+            subject.store.save(metric_key, found)
+        ids = block.ids if metric.per == "sample" else block.ids[::2]
+        about = {"encoder": subject.label, "attack": name, "aim": traces[0].aim}
+        for entry in (entry for entry in found if entry.startswith("value/")):
+            _, step, part = entry.split("/", 2)
+            rows = {"step": int(step), "metric": f"{label}/{part}" if part else label, "sample": ids, "value": found[entry]}
+            yield pd.DataFrame(about | rows | {"note": found.get(f"note/{step}/{part}", "")})
+
+
+def note_frame(subject: Subject, name: str, trace: Trace) -> pd.DataFrame:
+    """Return what an attack had to say of each sample: its notes, whether it was stuck, and the divergence before each step."""
+    columns = dict(trace.notes)
+    if trace.stuck is not None:
+        columns["stuck"] = trace.stuck
+    if trace.history is not None:
+        columns |= {f"history/{step}": values for step, values in enumerate(trace.history.T)}
+    about = {"encoder": subject.label, "attack": name, "aim": trace.aim, "sample": trace.ids}
+    parts = [pd.DataFrame(about | {"name": what, "value": values.double().numpy()}) for what, values in columns.items()]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*about, "name", "value"])
+
+
+def core_versions() -> list[str]:
+    """Return the versions that every number depends on."""
+    return [version("torch"), np.__version__, version("rt-core")]
+
+
+def _measured(metric: Metric, label: str, trace: Trace, bank: Bank, context: Context) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what a metric says of one trace as named arrays: ``value/<step>/<part>``, and notes where there are any."""
+    expected = len(trace.ids) if metric.per == "sample" else len(trace.ids) // 2
+    measured = metric(trace, bank, context)
+    for part, rows in (measured if isinstance(measured, Mapping) else {"": measured}).items():
+        values, notes = (rows.values, list(rows.notes)) if isinstance(rows, Rows) else (rows, None)
+        values = torch.as_tensor(values).detach().cpu().double()
+        check_shape(values, "batch", what=f"metric {label!r} output", batch=expected)
+        yield f"value/{trace.step}/{part}", values.numpy()
+        if notes is not None:
+            yield f"note/{trace.step}/{part}", np.array(notes, dtype=np.str_)
+
+
+def _arrays(trace: Trace) -> dict[str, np.ndarray]:
+    arrays = {"adversarial": trace.adversarial, "step": torch.tensor(trace.step)}
+    arrays |= {f"mark/{step}": representations for step, representations in trace.marked.items()}
+    arrays |= {f"note/{name}": values for name, values in trace.notes.items()}
+    arrays |= {name: values for name in ("history", "stuck") if (values := getattr(trace, name)) is not None}
+    return {name: values.numpy() for name, values in arrays.items()}
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray], known: Mapping[str, Any], divergence: Divergence) -> list[Trace]:
+    loaded = {name: torch.from_numpy(np.asarray(values)) for name, values in arrays.items()}
+    anchor = known["clean"] if known["aim"] == "away" else known["targets"]
+    final = Trace(
+        **known,
+        step=int(loaded["step"]),
+        adversarial=loaded["adversarial"],
+        divergence=measure(divergence, anchor, loaded["adversarial"]),
+        history=loaded.get("history"),
+        notes={name.removeprefix("note/"): values for name, values in loaded.items() if name.startswith("note/")},
+        stuck=loaded["stuck"],
+    )
+    marked = {int(name.removeprefix("mark/")): values for name, values in loaded.items() if name.startswith("mark/")}
+    earlier = [
+        replace(final, step=step, adversarial=values, divergence=measure(divergence, anchor, values), history=None, notes={}, stuck=None)
+        for step, values in sorted(marked.items())
+        if step != final.step
+    ]
+    return [*earlier, final]
+
+
+def _version_of(thing: Any) -> str | None:
+    """Return the version of the plugin that an attack or metric comes from, so that a new version makes its blocks again."""
+    package = type(thing).__module__.split(".")[0]
+    for item in installed().items:
+        if isinstance(item.entry.factory, str) and item.entry.factory.split(".")[0].split(":")[0] == package:
+            return item.plugin.version
+    return None
