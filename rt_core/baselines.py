@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rt_core.encoders import Encoder
 from rt_core.randomness import SampleRandom
-from rt_core.traces import Ball, Batch, Divergence
+from rt_core.traces import Ball, Batch, Divergence, check_radius
 
 __all__ = ["Identity", "UniformNoise"]
 
@@ -29,13 +29,13 @@ class UniformNoise:
     """Move every value by at most ``epsilon`` in a random direction: what any attack of that size has to beat.
 
     Raises:
-        ValueError: a negative epsilon.
+        ValueError: an epsilon that is no number, not finite or negative.
     """
 
     epsilon: float = 8 / 255
 
     def __post_init__(self) -> None:
-        Ball("linf", self.epsilon)
+        check_radius("epsilon", self.epsilon)
 
     @property
     def ball(self) -> Ball:

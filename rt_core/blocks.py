@@ -25,7 +25,7 @@ from rt_core.shapes import check_shape
 from rt_core.store import Store, key_of
 from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
 
-__all__ = ["Block", "Subject", "Work", "core_versions", "metric_frames", "note_frame", "traces_of"]
+__all__ = ["Block", "Subject", "Work", "attack_key", "core_versions", "metric_frames", "metric_key", "note_frame", "traces_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,18 @@ class Work:
         return self.samples.labels(self.order)
 
     @cached_property
+    def labels_key(self) -> str:
+        return key_of(self.labels)
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         return tuple(self.samples.ids[row] for row in self.order)
 
-    def blocks(self, first: int, last: int) -> list["Block"]:
-        """Return the rows of the order from ``first`` up to ``last`` in blocks of 64, which hold whole pairs."""
-        return [Block(self, range(start, min(start + BLOCK, last))) for start in range(first, last, BLOCK)]
+    def blocks(self, first: int, last: int) -> Iterator["Block"]:
+        """Yield the rows of the order from ``first`` up to ``last`` in blocks of 64, which hold whole pairs."""
+        # One at a time, since a block holds on to its inputs.
+        for start in range(first, last, BLOCK):
+            yield Block(self, range(start, min(start + BLOCK, last)))
 
     def jobs(self) -> Iterator[tuple[str, Attack | None, str]]:
         """Yield (label, attack, aim), the clean one first: an attack runs in the aims that metrics need and that it supports."""
@@ -104,7 +110,7 @@ class Block:
 
     def inputs_for(self, encoder: Encoder) -> Tensor:
         """Return the inputs, after checking that this encoder can be asked about them."""
-        check_inputs(self.inputs, encoder, what=f"inputs of dataset {self.work.samples.name!r}")
+        check_inputs(self.inputs, encoder, what=f"inputs of dataset {self.work.samples.name!r}", ids=self.ids)
         return self.inputs
 
 
@@ -143,10 +149,10 @@ def traces_of(work: Work, subject: Subject, block: Block, name: str, attack: Att
     clean, partner = subject.bank.take(rows), torch.arange(len(rows)) ^ 1  # neighbours are each other's targets
     known: dict[str, Any] = {"ids": block.ids, "aim": aim, "clean": clean, "targets": clean[partner] if aim == "target" else None}
     if attack is None:
-        key = key_of(["clean", subject.fingerprint, block.ids, work.batch, core_versions()])
-        return key, [Trace(**known, step=0, adversarial=clean, divergence=torch.zeros(len(rows), dtype=torch.float64))]
-    made_by = [describe(attack), _version_of(attack), aim, describe_divergence(work.plan.divergence), work.plan.seed, work.batch]
-    key = key_of(["attack", subject.fingerprint, *made_by, block.ids, len(subject.bank), str(work.device), core_versions()])
+        return attack_key(work, subject.fingerprint, block, None, aim), [
+            Trace(**known, step=0, adversarial=clean, divergence=torch.zeros(len(rows), dtype=torch.float64))
+        ]
+    key = attack_key(work, subject.fingerprint, block, attack, aim)
     found = subject.store.load(key)
     if found is None:
         inputs = block.inputs_for(subject.encoder)
@@ -172,22 +178,33 @@ def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: st
     for label, metric in work.metrics.items():
         if metric.aim != traces[0].aim:
             continue
-        read = ["metric", key, describe(metric), _version_of(metric), len(subject.bank), subject.bank.quantile_rows]
-        metric_key = key_of([*read, describe_divergence(work.plan.divergence), None if work.labels is None else key_of(work.labels)])
-        found = subject.store.load(metric_key)
+        named = metric_key(work, key, metric)
+        found = subject.store.load(named)
         if found is None:
             try:
                 found = {name: values for trace in traces for name, values in _measured(metric, label, trace, subject.bank, context)}
             except Exception as error:
                 subject.failed(error, block, attack=name, aim=traces[0].aim, metric=label)
                 continue
-            subject.store.save(metric_key, found)
+            subject.store.save(named, found)
         ids = block.ids if metric.per == "sample" else block.ids[::2]
         about = {"encoder": subject.label, "attack": name, "aim": traces[0].aim}
         for entry in (entry for entry in found if entry.startswith("value/")):
             _, step, part = entry.split("/", 2)
             rows = {"step": int(step), "metric": f"{label}/{part}" if part else label, "sample": ids, "value": found[entry]}
             yield pd.DataFrame(about | rows | {"note": found.get(f"note/{step}/{part}", "")})
+
+
+def attack_key(work: Work, fingerprint: str, block: Block, attack: Attack | None, aim: str) -> str:
+    """Return the key of an attack's block: everything that its traces depend on, with ``fingerprint`` for the encoder."""
+    made_by = [describe(attack), _version_of(attack), aim, describe_divergence(work.plan.divergence), work.plan.seed, work.batch]
+    return key_of(["attack", fingerprint, *made_by, block.ids, len(work.order), str(work.device), core_versions()])
+
+
+def metric_key(work: Work, key: str, metric: Metric) -> str:
+    """Return the key of a metric's block on the attack's block of that key."""
+    read_by = [describe(metric), _version_of(metric), describe_divergence(work.plan.divergence), len(work.order), work.plan.quantile_bank]
+    return key_of(["metric", key, *read_by, work.labels_key])
 
 
 def note_frame(subject: Subject, name: str, trace: Trace) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The command line: a command is one function over the public API, and one line in the parser."""
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             return arguments.command(arguments)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - `rt … | head` has what it wanted; nothing more is to be flushed
+            return DONE
         except KeyboardInterrupt:
             print("rt: interrupted; the same command goes on where it was", file=sys.stderr)
             return INTERRUPTED
@@ -100,14 +104,11 @@ def _demo(arguments: argparse.Namespace) -> int:
     for name in left_out:
         print(f"rt: {name} is left out, since its plugin is not installed", file=sys.stderr)
     results = run(plan, store=arguments.store)
-    manifest = results.manifest
     first, second = COMPARED
-    print(f"{manifest['attacked']} real digits attacked within linf 0.1, {manifest['bank']} in the bank; estimate [95 % interval]\n")
-    print(_text(results.table()))
-    print(f"\n{first} minus {second}, paired, p corrected for {results.compare(first, second)['p'].notna().sum()} comparisons\n")
-    print(_comparison(results, first, second, attack="u-pgd"))
+    print(_table(results))
+    print(f"\n{_comparison(results, first, second, attack='u-pgd')}")
     print(f"\nThe run is in {arguments.store}: rt show {arguments.store}; rt compare {arguments.store} {first} {second}")
-    return DONE
+    return _outcome_of(results)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -121,18 +122,20 @@ def _run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.study)
     if not path.is_file():
         raise ValueError(f"study is {arguments.study!r}, which is no file; give a TOML file")
+    sys.path[:0] = [str(path.resolve().parent)]  # a study may name networks in a module that lies beside it
     plan = Evaluation.from_toml(path)
     store = arguments.store or tomllib.loads(path.read_text(encoding="utf-8")).get("store") or f"runs/{path.stem}"
-    print(_text(run(plan, store=store, device=arguments.device, batch=arguments.batch).table()))
+    results = run(plan, store=store, device=arguments.device, batch=arguments.batch)
+    print(_table(results))
     print(f"\nThe run is in {store}")
-    return DONE
+    return _outcome_of(results)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     """Show the table of one run, or of several on the same samples."""
     from rt_core.results import Results
 
-    print(_text(Results.load(*arguments.store).table()))
+    print(_table(Results.load(*arguments.store)))
     return DONE
 
 
@@ -142,9 +145,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     results = Results.load(arguments.store)
     print(_comparison(results, arguments.first, arguments.second, level=arguments.level))
-    table = results.compare(arguments.first, arguments.second, level=arguments.level)
-    worse = table[(table["better"] == arguments.first) & (table["p_corrected"] <= 1 - arguments.level)]
-    return FOUND_WRONG if arguments.fail_if == "worse" and len(worse) else DONE
+    better = results.compare(arguments.first, arguments.second, level=arguments.level)["better"]
+    return FOUND_WRONG if arguments.fail_if == "worse" and (better == arguments.first).any() else DONE
 
 
 def _test_plugin(arguments: argparse.Namespace) -> int:
@@ -169,15 +171,23 @@ def _new_plugin(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _text(table: Any) -> str:
-    return table.to_string()
+def _table(results: Any) -> str:
+    return f"{results.caption()}\n\n{results.table().to_string()}"
 
 
 def _comparison(results: Any, first: str, second: str, *, level: float = 0.95, attack: str | None = None) -> str:
     table = results.compare(first, second, level=level)
+    compared = table["p"].notna().sum()
+    heading = f"{first} minus {second}: differences of means, paired, [{level:.0%} interval], p corrected for {compared} comparisons"
     if attack is not None:
-        table = table[table["attack"].isin([attack, "-"])].drop(columns="attack")
-    return table.to_string(index=False, float_format=lambda value: f"{value:.4g}")
+        table = table[table["attack"].isin([attack, "-"])]
+        heading += f"; here those of {attack}"
+    return f"{heading}\n\n{table.to_string(index=False, float_format=lambda value: f'{value:.4g}')}"
+
+
+def _outcome_of(results: Any) -> int:
+    """Return the exit code of a run: errors in it were warned about, and are listed in its manifest."""
+    return FOUND_WRONG if results.manifest["errors"] else DONE
 
 
 def _outcome(plugin: Any) -> str:

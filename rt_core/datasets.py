@@ -20,6 +20,7 @@ __all__ = ["Samples", "as_samples", "folder", "tensor_file", "tensors", "torch_d
 _INPUT_KEYS = ("pixel_values", "image", "img", "inputs", "input", "x")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+_NAMED = 5  # broken pictures in a warning
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,39 +150,38 @@ def folder(
     """Read every picture below a folder: RGB in [0, 1], turned as its EXIF says, shorter side resized, center cropped to ``size``.
 
     Grayscale and palettes become RGB, transparency is laid on white, of animations the first frame is taken. Ids are paths relative to
-    the folder. Files that are no pictures are passed over; those that cannot be opened are left out with a warning that names them.
+    the folder. Files that are no pictures, by their endings, are passed over and counted in ``notes``. Every picture is tried once;
+    those that do not open are left out with a warning, and ``notes`` names all of them.
 
     size: of the square, or (height, width). labels="folders" takes the first folder level as class; groups="folders" takes it as group.
 
     Raises:
         InvalidInputs: there is no such folder, or no picture in it.
     """
-    from PIL import Image
-
     root = Path(path)
     if not root.is_dir():
         raise InvalidInputs(f"path is {str(path)!r}, which is no folder; give a folder of pictures")
     for option, value in (("labels", labels), ("groups", groups)):
         if value not in (None, "folders"):
             raise ValueError(f"{option} is {value!r}; expected None or 'folders'")
-    found, broken = [], []
-    for file in sorted(root.rglob("*")):
-        if file.suffix.lower() in _PICTURES and file.is_file():
-            try:
-                with Image.open(file) as picture:
-                    picture.verify()
-                found.append(file.relative_to(root))
-            except Exception as error:
-                broken.append(f"{file.relative_to(root)} ({type(error).__name__}: {error})")
+    files = [file for file in sorted(root.rglob("*")) if file.is_file()]
+    pictures = [file for file in files if file.suffix.lower() in _PICTURES]
+    failures = {file.relative_to(root): _failure(file) for file in pictures}
+    found = [file for file, failure in failures.items() if failure is None]
+    broken = [f"{file.as_posix()} ({failure})" for file, failure in failures.items() if failure is not None]
+    shown = "; ".join(broken[:_NAMED]) + (f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
     if not found:
         raise InvalidInputs(
-            f"no picture that opens is in {str(path)!r} ({len(broken)} broken); expected files such as {', '.join(sorted(_PICTURES)[:4])}"
+            f"no picture that opens is in {str(path)!r} ({len(files) - len(pictures)} files of other kinds, {len(broken)} broken"
+            f"{': ' * bool(broken)}{shown}); expected files such as {', '.join(sorted(_PICTURES)[:4])}"
         )
-    notes = (
-        (f"{len(broken)} of {len(found) + len(broken)} pictures do not open and are left out: {'; '.join(broken[:5])}",) if broken else ()
-    )
-    for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=2)
+    notes = []
+    if broken:
+        left_out = f"{len(broken)} of {len(pictures)} pictures do not open and are left out: "
+        notes.append(left_out + "; ".join(broken))
+        warnings.warn(left_out + shown, UserWarning, stacklevel=2)
+    if len(files) > len(pictures):
+        notes.append(f"files that are no pictures by their endings, and are passed over: {len(files) - len(pictures)}")
     tops = tuple(file.parts[0] if len(file.parts) > 1 else "" for file in found)
     classes = sorted(set(tops))
     shape = (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -191,7 +191,7 @@ def folder(
         read=_Pictures(root, tuple(found), shape),
         find_labels=_Picked(tuple(map(classes.index, tops))) if labels else None,
         groups=tops if groups else None,
-        notes=notes,
+        notes=tuple(notes),
         content=_Sizes(root, tuple(found)),
     )
 
@@ -327,6 +327,22 @@ def _tensor_of(value: Any) -> Tensor:
     if hasattr(value, "convert") and hasattr(value, "size"):  # a PIL picture, when a dataset has no transform
         return _pixels(value.convert("RGB"))
     raise InvalidInputs(f"an item's input is of type {type(value).__name__}; give tensors, arrays or PIL pictures")
+
+
+def _failure(file: Path) -> str | None:
+    """Return why a picture does not open, or None: all of its bytes are read, and as few pixels made as the format allows."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as opened:
+            if opened.format == "PNG":
+                opened.verify()  # checks the sum of each chunk, without decoding any
+            else:
+                opened.draft("L", (1, 1))  # a JPEG is decoded at an eighth of its size, and gray; others take no notice
+                opened.load()
+    except Exception as error:  # the library's decoders fail in many ways
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _picture(file: Path, shape: tuple[int, int]) -> Tensor:

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError
+from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError, ShapeError
+from rt_core.randomness import SampleRandom
 from rt_core.shapes import check_shape
 from rt_core.weights import load_weights
 
@@ -163,7 +165,11 @@ class Encoder(nn.Module):
         representations = self._select(prepared)
         if representations.ndim == 4 and representations.shape[2:] == (1, 1):  # a pooled map, such as torchvision's "avgpool" gives
             representations = representations.flatten(1)
-        check_shape(representations, "batch dim", what=f"encoder {self.name!r} output", batch=len(inputs))
+        try:
+            check_shape(representations, "batch dim", what=f"encoder {self.name!r} output", batch=len(inputs))
+        except ShapeError as error:
+            hint = "output=lambda tokens: tokens[:, 0]" if representations.ndim == 3 else "output=lambda maps: maps.mean((2, 3))"
+            raise ShapeError(f"{error}; select one vector a sample, such as {hint}" if representations.ndim > 2 else str(error)) from None
         wanted = torch.float64 if representations.dtype == inputs.dtype == torch.float64 else torch.float32
         return representations.to(wanted)
 
@@ -185,10 +191,10 @@ class Encoder(nn.Module):
             if handle is not None:
                 handle.remove()
         if not self._taps_submodule:
-            return _selected(returned, self.output, self.name)
+            return _selected(returned, self.output, self.name, [name for name, _ in self.module.named_modules() if name])
         if len(captured) != 1:
             raise OutputError(f"output is {self.output!r}, a submodule that ran {len(captured)} times; it must run once in a pass")
-        return _selected(captured[0], None, self.name)
+        return _selected(captured[0], None, self.name, [])
 
     def _count_backward(self, slope: Tensor) -> None:
         self.passes.backwards += len(slope)
@@ -201,8 +207,10 @@ def as_encoder(encoder: Encoder | nn.Module | Callable[[Tensor], Any]) -> Encode
     return Encoder(encoder, name=getattr(encoder, "__name__", type(encoder).__name__))
 
 
-def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs") -> None:
+def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs", ids: Sequence[str] | None = None) -> None:
     """Raise unless these are inputs that this encoder can be asked about: floating, finite, inside its bounds, at least one.
+
+    ids: what the message calls the rows by, instead of their positions.
 
     Raises:
         InvalidInputs: with how many, which and what to do.
@@ -224,7 +232,7 @@ def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs") -> N
     broken = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
     if broken:
         raise InvalidInputs(
-            f"{what} holds NaN or infinity in {len(broken)} of {len(rows)} samples (rows {_few(broken)}); inputs must be finite"
+            f"{what} holds NaN or infinity in {len(broken)} of {len(rows)} samples ({_few(broken, ids)}); inputs must be finite"
         )
     low, high = _moved(encoder.bounds, inputs)
     outside = ((inputs < low) | (inputs > high)).flatten(1).any(1).nonzero().flatten().tolist()
@@ -237,7 +245,7 @@ def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs") -> N
         )
         raise InvalidInputs(
             f"{what} lies in [{least:g}, {largest:g}], outside the bounds [{_show(encoder.bounds)}] in {len(outside)} of {len(rows)} samples "
-            f"(rows {_few(outside)}): {remedy}"
+            f"({_few(outside, ids)}): {remedy}"
         )
 
 
@@ -251,12 +259,19 @@ def round_inward(bounds: tuple[Bound, Bound], like: Tensor) -> tuple[Tensor, Ten
 
 
 def from_import(
-    path: str, *, weights: str | None = None, name: str | None = None, options: Mapping[str, Any] | None = None, **settings: Any
+    path: str,
+    *,
+    weights: str | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Encoder:
     """Make an encoder from an importable network: the encoder ``module`` of plans and shells.
 
     path: ``"package.module:name"``, a class or function that returns a network (called with ``options``), or a network.
-    weights: a state dict (safetensors or torch's format) to load, strictly. settings: of ``Encoder``.
+    weights: a state dict (safetensors or torch's format) to load, strictly; without them the network keeps those that it is made with, drawn
+    from ``seed``, so that making it again gives the same. settings: of ``Encoder``.
 
     Raises:
         ValueError: the path cannot be followed, or the weights do not fit.
@@ -266,7 +281,11 @@ def from_import(
         found = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"path is {path!r}; write 'package.module:name' of something importable ({error})") from error
-    network = found if isinstance(found, nn.Module) else found(**(options or {}))
+    if isinstance(found, nn.Module):
+        network = found
+    else:
+        with SampleRandom.of(seed, [path]).global_generators("weights"):
+            network = found(**(options or {}))
     if weights is not None:
         try:
             network.load_state_dict(load_weights(weights))
@@ -329,7 +348,7 @@ def _per_channel(normalize: tuple[tuple[float, ...], tuple[float, ...]], inputs:
     return [torch.tensor(values, dtype=inputs.dtype, device=inputs.device).reshape(axes) for values in normalize]
 
 
-def _selected(returned: Any, output: Any, name: str) -> Tensor:
+def _selected(returned: Any, output: Any, name: str, submodules: Sequence[str]) -> Tensor:
     if callable(output):
         part = output(returned)
     elif isinstance(output, str):
@@ -346,9 +365,9 @@ def _selected(returned: Any, output: Any, name: str) -> Tensor:
         shape, example = f"a {type(returned).__name__} of {len(returned)}", "0"
     else:
         shape, example = f"a {type(returned).__name__}", "lambda returned: …"
-    raise OutputError(
-        f"encoder {name!r} returned {shape}, and output={output!r} selects no tensor from it; say which part, such as output={example}"
-    )
+    close = get_close_matches(output, submodules, n=1) if isinstance(output, str) else []
+    remedy = f"did you mean the submodule {close[0]!r}?" if close else f"say which part, such as output={example}"
+    raise OutputError(f"encoder {name!r} returned {shape}, and output={output!r} selects no tensor from it; {remedy}")
 
 
 def _warn_about(encoder: Encoder) -> None:
@@ -381,8 +400,9 @@ def _show(bounds: tuple[Bound, Bound]) -> str:
     return ", ".join(f"{bound:g}" if isinstance(bound, float) else "tensor" for bound in bounds)
 
 
-def _few(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+def _few(rows: list[int], ids: Sequence[str] | None) -> str:
+    names = map(str, rows[:5]) if ids is None else (repr(ids[row]) for row in rows[:5])
+    return f"{'rows' if ids is None else 'samples'} {', '.join(names)}" + (", …" if len(rows) > 5 else "")
 
 
 def _describe(value: Any) -> str:

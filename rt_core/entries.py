@@ -54,7 +54,10 @@ class AttackEntry(Entry):
 
 
 class MetricEntry(Entry):
-    """A metric: ``factory(**options)`` is called as ``metric(trace, bank, context)`` and gives one number a row."""
+    """A metric: ``factory(**options)`` is called as ``metric(trace, bank, context)`` and gives one number a row.
+
+    What it says of its numbers: ``rt_core.traces.Metric``. A complete one: docs/first-plugin.md, "A metric".
+    """
 
     __slots__ = ()
 

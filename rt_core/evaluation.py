@@ -65,8 +65,10 @@ class Evaluation:
         object.__setattr__(self, "metrics", _labelled_metrics(self.metrics))
         for size in _SIZES:
             value = getattr(self, size)
-            if not isinstance(value, int) or value < 2:
-                raise PlanError(f"{size} is {value!r}; at least 2 samples are needed, since measures compare a sample with others")
+            if not isinstance(value, int):
+                raise PlanError(f"{size} is {value!r}; expected a whole number of samples")
+            if value < 2:
+                raise PlanError(f"{size} is {value}; at least 2 samples are needed, since measures compare a sample with others")
         if self.attacked % 2:
             raise PlanError(f"attacked is {self.attacked}; samples are attacked in pairs, so it must be even")
         if self.bank < self.attacked:
@@ -161,11 +163,15 @@ class Evaluation:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(study) - known), sorted({"encoders", "dataset", "metrics"} - set(study))
         if unknown or missing:
-            wrong = f"has unknown keys {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
+            wrong = f"has unknown keys {', '.join(unknown)}" if unknown else ""
+            wrong += f"{' and ' * bool(wrong)}lacks {', '.join(missing)}" if missing else ""
             raise PlanError(f"{path} {wrong}; a study has {', '.join(sorted(known - {'_'}))}")
         attacks: dict[str, Use] = {}
         for label, table in study.pop("attacks", {}).items():
             grid = table.pop("grid", {})
+            for key, values in grid.items():
+                if not isinstance(values, list):
+                    raise PlanError(f"attacks.{label}.grid.{key} is {values!r}; expected a list of values, one attack for each")
             for values in product(*grid.values()):
                 chosen = dict(zip(grid, values, strict=True))
                 suffix = (
@@ -192,7 +198,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, Use):
         return {"use": value.name, **{key: describe(option) for key, option in sorted(value.options.items())}}
     if isinstance(value, Encoder):
-        return {"encoder": value.name, "fingerprint": value.fingerprint}
+        network = type(value.module)
+        return {"encoder": value.name, "network": f"{network.__module__}.{network.__qualname__}", "fingerprint": value.fingerprint}
     if isinstance(value, Tensor):
         return {"tensor": list(value.shape)}
     if is_dataclass(value) and not isinstance(value, type):
@@ -273,10 +280,7 @@ def _read_use(label: str, table: Any) -> Use:
 
 
 def _toml_use(value: Use) -> list[str]:
-    return [
-        f"use = {_toml(value.name)}",
-        *(f"{_toml_key(key)} = {_toml(option)}" for key, option in value.options.items() if option is not None),
-    ]
+    return [f"use = {_toml(value.name)}", *(f"{_toml_key(key)} = {_toml(option)}" for key, option in value.options.items())]
 
 
 def _toml_key(key: str) -> str:
@@ -294,4 +298,4 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_toml_key(str(key))} = {_toml(item)}' for key, item in value.items())} }}"
-    raise PlanError(f"{value!r} cannot be written to a study file; describe it by numbers, strings and lists")
+    raise PlanError(f"{value!r} cannot be written to a study file; describe it by numbers, strings and lists (TOML has no None)")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rt_core.blocks import Block, Subject, Work, core_versions, metric_frames, note_frame, traces_of
+from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_key, note_frame, traces_of
 from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import PlanError, RobustnessWarning
@@ -24,6 +24,7 @@ from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progres
 from rt_core.registry import Use, installed
 from rt_core.results import Results
 from rt_core.store import Store, kept_batch, key_of
+from rt_core.traces import Attack, aims_of
 
 __all__ = ["run"]
 
@@ -69,7 +70,8 @@ def run(
     frames, notes, errors = [pd.DataFrame(columns=Results.COLUMNS)], [pd.DataFrame(columns=Results.NOTE_COLUMNS)], []
     encoders: dict[str, Any] = {}
     with torch.inference_mode(False):
-        estimate = sum(_rehearse(work, label, given) for label, given in plan.encoders.items())
+        _warn_of_rows_to_miss(work)
+        estimate = sum(_rehearse(work, label, given, kept) for label, given in plan.encoders.items())
         ticks = len(work.order) + work.attacked * sum(attack is not None for _, attack, _ in work.jobs())
         with progress_bar(progress, ticks * len(plan.encoders), f"about {max(1, round(estimate / 60))} min") as bar:
             for label, given in plan.encoders.items():
@@ -78,12 +80,11 @@ def run(
                     before = passes_of(encoder)
                     fingerprint = encoder.fingerprint
                     subject = Subject(label, encoder, fingerprint, work.bank(_clean(work, encoder, fingerprint, kept, bar)), kept)
-                    about = _about(work, subject, given)
                     for frame, more in _evaluated(work, subject, bar):
                         frames.append(frame)
                         notes.append(more)
                     passes = {what: getattr(encoder.passes, what) - getattr(before, what) for what in ("forwards", "backwards")}
-                    encoders[label] = {**about, "passes": passes}
+                    encoders[label] = {**_about(work, subject, given), "passes": passes}
                     errors += subject.errors
     results = Results(
         frame=pd.concat([part for part in frames if len(part)] or frames, ignore_index=True),
@@ -92,7 +93,7 @@ def run(
     )
     _warn_about(results)
     if store is not None:
-        results.save(store)
+        results.added_to(store).save(store)
     return results
 
 
@@ -137,40 +138,81 @@ def _clean_block(work: Work, encoder: Encoder, fingerprint: str, store: Store, b
     if found is None:
         # Not block.inputs, which a block keeps: a bank's pictures are not held.
         inputs = work.samples.inputs([work.order[row] for row in block.rows])
-        check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}")
+        check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}", ids=block.ids)
         found = {"representations": represent_rows(encoder, inputs, work.batch).numpy()}
         store.save(key, found)
     return found["representations"]
 
 
-def _rehearse(work: Work, label: str, given: Encoder | Use) -> float:
-    """Send two samples through everything, so that what cannot work fails in the first seconds; return the seconds that the run may take."""
+def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> float:
+    """Send two samples through all that is not in the store yet, so that what cannot work fails in the first seconds.
+
+    Return the seconds that the run may take.
+    """
     encoder = _made(given, label)
+    pending = list(_pending(work, encoder.fingerprint, store))
+    if not pending:
+        return 0.0
     inputs = work.samples.inputs(work.order[:_REHEARSAL_BANK])
-    check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}")
-    for name, attack, aim in work.jobs():
+    check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}", ids=work.ids)
+    for name, attack, aim in pending:
         if attack is not None:
             check_fit(attack, encoder, aim, inputs, label=name)
     with encoder.in_use(work.device):
+        represent_rows(encoder, inputs[:1], 1)  # the first pass of a process is slow
         began = time.monotonic()
         first = represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)
-        clean = torch.cat([first, represent_rows(encoder, inputs[_REHEARSED:], work.batch)]) if len(inputs) > _REHEARSED else first
-        seconds = (time.monotonic() - began) / len(inputs) * len(work.order)
+        between = time.monotonic()
+        clean = represent_rows(encoder, inputs, work.batch)
+        whole = (time.monotonic() - between) / len(inputs)
+        # A sample costs less in a batch than in the company of one other.
+        share = min(1.0, whole / max((between - began) / _REHEARSED, 1e-9))
+        seconds = whole * len(work.order)
         if not torch.equal(first, represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)):
             warnings.warn(
                 f"encoder {label!r} is not deterministic: two passes of the same inputs differ, so measures mix its own noise with the attack's effect",
                 RobustnessWarning,
                 stacklevel=3,
             )
+        with torch.enable_grad():
+            if not encoder(inputs[:_REHEARSED].clone().requires_grad_()).requires_grad:
+                warnings.warn(
+                    f"the output of encoder {label!r} carries no gradient (torch.no_grad() or detach() inside the network?): gradient attacks "
+                    "have nothing to follow, and their rows say nothing about its robustness",
+                    RobustnessWarning,
+                    stacklevel=3,
+                )
         subject = Subject(label, encoder, "", work.bank(clean), Store(None, {}), strict=True)
         block = Block(work, range(_REHEARSED))
-        for name, attack, aim in work.jobs():
+        for name, attack, aim in pending:
             began = time.monotonic()
             key, traces = traces_of(work, subject, block, name, attack, aim)
             for _ in metric_frames(work, subject, block, name, key, traces):
                 pass
-            seconds += (time.monotonic() - began) / _REHEARSED * work.attacked
+            seconds += (time.monotonic() - began) / _REHEARSED * work.attacked * share
     return seconds
+
+
+def _pending(work: Work, fingerprint: str, store: Store) -> Iterator[tuple[str, Attack | None, str]]:
+    """Yield the jobs of which some block is not in the store."""
+    for name, attack, aim in work.jobs():
+        for block in work.blocks(0, work.attacked):
+            key = attack_key(work, fingerprint, block, attack, aim)
+            needed = [metric_key(work, key, metric) for metric in work.metrics.values() if metric.aim == aim]
+            if not all(map(store.has, needed if attack is None else [key, *needed])):
+                yield name, attack, aim
+                break
+
+
+def _warn_of_rows_to_miss(work: Work) -> None:
+    for label, attack in work.attacks.items():
+        unread = [name for name, metric in work.metrics.items() if metric.aim != "clean" and metric.aim not in aims_of(attack)]
+        if unread:
+            warnings.warn(
+                f"attack {label!r} supports aim {', '.join(aims_of(attack))} alone, so {', '.join(unread)} will have no rows for it",
+                RobustnessWarning,
+                stacklevel=3,
+            )
 
 
 def _about(work: Work, subject: Subject, given: Encoder | Use) -> dict[str, Any]:
@@ -272,11 +314,19 @@ def _made(given: Encoder | Use, label: str) -> Encoder:
     encoder = given.make("encoder") if isinstance(given, Use) else given
     if not isinstance(encoder, Encoder):
         raise PlanError(f"encoder {label!r} came out as {type(encoder).__name__}; its factory must return an rt_core.Encoder")
+    if encoder is not given:
+        encoder.name = label  # what messages call it
     return encoder
 
 
 def _device(device: str) -> torch.device:
     if device != "auto":
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"device is {device!r}, which is not to be had here ({str(error).splitlines()[0]}); 'auto' takes what there is"
+            ) from error
         return torch.device(device)
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -41,8 +41,9 @@ def rt_metrics() -> Iterable[MetricEntry]:
     """Return the metrics this plugin provides.
 
     ``factory(**options)`` gives a metric, ``metric(trace, bank, context) -> [rows]``, whose class attributes ``aim``, ``better``,
-    ``statistic``, ``per`` and ``span`` say how its numbers are read. Called once, when the registry is first needed: return quickly
-    and import nothing heavy. ``factory`` is a string, ``"package.module:name"``, imported when someone asks for the metric.
+    ``statistic``, ``per`` and ``span`` say how its numbers are read: see ``rt_core.traces.Metric``, and docs/first-plugin.md for a
+    complete one. Called once, when the registry is first needed: return quickly and import nothing heavy. ``factory`` is a string,
+    ``"package.module:name"``, imported when someone asks for the metric.
 
     Example:
         import rt_core

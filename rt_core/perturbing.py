@@ -13,7 +13,7 @@ from tqdm import tqdm
 from rt_core.datasets import as_samples
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder, check_inputs
-from rt_core.errors import AttackViolation, ShapeError
+from rt_core.errors import AttackViolation, EncoderError, ShapeError
 from rt_core.neighbors import Bank
 from rt_core.randomness import SampleRandom
 from rt_core.shapes import check_shape
@@ -69,6 +69,8 @@ def perturb(
         InvalidInputs, ShapeError, ValueError: before any pass, with the remedy.
         AttackViolation: the attack returned what its ball or the bounds forbid.
     """
+    if isinstance(attack, str):
+        raise ValueError(f"attack is {attack!r}; perturb takes the attack itself: rt_core.attack({attack!r}, …)")
     if isinstance(attack, Suite):
         raise ValueError(
             f"a suite is {len(attack.members)} attacks ({', '.join(attack.members)}); perturb takes one of them, run takes the suite"
@@ -116,7 +118,7 @@ def represent(encoder: Any, dataset: Any, *, batch: int | None = None, progress:
     with torch.inference_mode(False), encoder.in_use(), progress_bar(progress, len(samples)) as bar:
         for rows in _chunks(range(len(samples)), size):
             inputs = samples.inputs(rows)
-            check_inputs(inputs, encoder, what=f"inputs of dataset {samples.name!r} from row {rows[0]} on")
+            check_inputs(inputs, encoder, what=f"inputs of dataset {samples.name!r}", ids=[samples.ids[row] for row in rows])
             parts.append(represent_rows(encoder, inputs, size))
             bar.update(len(rows))
     return torch.cat(parts)
@@ -173,9 +175,20 @@ def measure(divergence: Divergence, anchor: Tensor, representations: Tensor) -> 
 
 
 def represent_rows(encoder: Encoder, inputs: Tensor, size: int) -> Tensor:
+    """Return the representations of some inputs, ``size`` at a time, on the CPU.
+
+    Raises:
+        EncoderError: one of them is not finite.
+    """
     with torch.no_grad():
         device = encoder.where() or inputs.device
-        return torch.cat([encoder(part.to(device)).cpu() for part in inputs.split(size)])
+        representations = torch.cat([encoder(part.to(device)).cpu() for part in inputs.split(size)])
+    broken = (~representations.isfinite()).any(1).sum().item()
+    if broken:
+        raise EncoderError(
+            f"encoder {encoder.name!r} gave NaN or infinity for {broken} of {len(inputs)} inputs; no measure reads such representations"
+        )
+    return representations
 
 
 def passes_of(encoder: Encoder) -> SimpleNamespace:

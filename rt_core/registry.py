@@ -56,6 +56,14 @@ class Registry:
             raise AmbiguousName(f"{name!r} is the name of {len(found)} {kind}s; write one of {owners}")
         return found[0]
 
+    def clashes(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Return {(kind, bare name): full names} of the names that more than one plugin gives: only the full ones find something."""
+        owners: dict[tuple[str, str], tuple[str, ...]] = {}
+        for item in self.items:
+            key = item.kind, item.entry.name
+            owners[key] = (*owners.get(key, ()), item.full_name)
+        return {key: names for key, names in owners.items() if len(names) > 1}
+
     def _matches(self, kind: str, name: str) -> list[Item]:
         distribution, _, bare = name.rpartition("/")
         return [
@@ -212,8 +220,17 @@ def _package(module: str, distribution: str) -> str:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
+    known, wrong = list(known), name.lower()
+    # A beginning or an abbreviation ("eps", "uq") says more than letters in common; of several, the nearest is meant.
+    meant = [one for one in known if len(wrong) > 1 and _abbreviates(wrong, one)]
+    close = get_close_matches(wrong, meant, n=1, cutoff=0) or get_close_matches(wrong, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Return whether ``short`` is some letters of ``name`` in their order, the first among them."""
+    letters = iter(name)
+    return short[0] == name[0] and all(letter in letters for letter in short)
 
 
 def _a(kind: str) -> str:

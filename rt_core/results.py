@@ -2,8 +2,9 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rt_core import statistics
-from rt_core.errors import StoreError
+from rt_core.errors import RobustnessWarning, StoreError
 from rt_core.store import write_then_rename
 
 __all__ = ["Results"]
@@ -77,11 +78,13 @@ class Results:
         """Compare two encoders on the samples that both have: paired, and corrected for the number of comparisons (Holm).
 
         It says what holds of these two encoders and these samples' kind; one set of weights each says nothing of two training methods.
+        Differences are of means, also where the summary shows medians, since the mean of differences is the difference of means.
 
         Returns:
-            Columns attack, aim, step, metric, first, second, difference (first minus second), low, high, p (sign flips, or exact for
-            rates), p_corrected, n, better (the encoder that the difference favours; "not comparable", without p, for what each encoder
-            measures on its own scale).
+            Columns attack, aim, step, metric, mean_first, mean_second (medians where values are infinite), difference (first minus
+            second), low, high, p (sign flips, or exact for rates), p_corrected, n, better: the encoder that the difference favours;
+            ``"-"`` where p_corrected is above 1 - level, so that it cannot be told; ``"not comparable"``, without p, for what each
+            encoder measures on its own scale.
 
         Raises:
             ValueError: no rows of an encoder of that name, or bank sizes that differ for a measure that depends on them.
@@ -105,18 +108,22 @@ class Results:
                 left, right, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
             )
             center = np.mean if np.isfinite([left, right]).all() else np.median
-            if not reading.comparable:
-                found = replace(found, p=math.nan)
             favoured = first if (found.difference < 0) == (reading.better == "lower") else second
-            better = "not comparable" if not reading.comparable else "-" if found.difference == 0 else favoured
             rows.append(
                 dict(zip(_KEYS[1:], key, strict=True))
-                | {"first": center(left), "second": center(right), "difference": found.difference, "low": found.low, "high": found.high}
-                | {"p": found.p, "n": found.n, "better": better}
+                | {
+                    "mean_first": center(left),
+                    "mean_second": center(right),
+                    "difference": found.difference,
+                    "low": found.low,
+                    "high": found.high,
+                }
+                | {"p": found.p if reading.comparable else math.nan, "n": found.n, "better": favoured}
             )
-        table = pd.DataFrame(rows, columns=[*_KEYS[1:], "first", "second", "difference", "low", "high", "p", "n", "better"])
+        table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
-        return table
+        told = table["p_corrected"] <= 1 - level
+        return table.assign(better=np.select([table["p"].isna(), told], ["not comparable", table["better"]], "-"))
 
     def table(self, *, level: float = 0.95) -> pd.DataFrame:
         """Return the summary for reading: a row an attack and measure, a column an encoder, each cell ``estimate [low, high]``.
@@ -140,6 +147,62 @@ class Results:
         table = cells.pivot(index=["attack", "metric"], columns="encoder", values="text")
         present = [row for row in pd.MultiIndex.from_product(order[:2]) if row in table.index]
         return table.reindex(index=pd.MultiIndex.from_tuples(present, names=["attack", "metric"]), columns=order[2]).fillna("")
+
+    def caption(self, *, level: float = 0.95) -> str:
+        """Return what a table needs beside it: how many samples, in which bank, moved by which attacks."""
+        about, plan = self.manifest, self.manifest["plan"]
+        lines = [
+            f"{about['attacked']} of {about['dataset']['samples']} samples of {about['dataset']['name']!r} attacked, "
+            f"{about['bank']} in the bank; divergence {plan['divergence']}; estimate [{level:.0%} interval]"
+        ]
+        for label, described in plan["attacks"].items():
+            options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
+            lines.append(f"  {label}: {', '.join(f'{name}={value}' for name, value in options.items()) or described}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        about = self.manifest
+        return f"Results({len(self.frame)} rows: encoders {', '.join(about['encoders'])}; attacks {', '.join(about['plan']['attacks'])}; see .table())"
+
+    def added_to(self, path: str | Path) -> "Results":
+        """Return these results with what an earlier run left in a folder and this one does not speak of: another encoder, attack or metric.
+
+        Where a label means something else now, or other samples were attacked, the earlier rows go, with a warning.
+        """
+        folder = Path(path)
+        if not (folder / "manifest.json").exists():
+            return self
+        earlier = self._load_one(folder)
+        changed = [what for what in ("samples", "bank", "quantile_bank") if earlier.manifest[what] != self.manifest[what]]
+        if changed or earlier.manifest["plan"]["divergence"] != self.manifest["plan"]["divergence"]:
+            _say(f"the results in {folder} were of another {' and '.join(changed) or 'divergence'}, so they are replaced, not added to")
+            return self
+        was, now = earlier._meanings(), self._meanings()
+        stale = {what: {label for label in was[what].keys() & now[what].keys() if was[what][label] != now[what][label]} for what in was}
+        for what, labels in stale.items():
+            for label in labels:
+                _say(f"{what} {label!r} is another than in the earlier run in {folder}, whose rows of it are replaced")
+        fresh = earlier.frame["metric"].str.split("/").str[0].isin(stale["metric"])
+        for what in ("encoder", "attack"):
+            fresh |= earlier.frame[what].isin(stale[what])
+        keys = ["encoder", "attack", "aim", "metric"]
+        again = pd.MultiIndex.from_frame(earlier.frame[keys]).isin(pd.MultiIndex.from_frame(self.frame[keys]))
+        about = pd.MultiIndex.from_frame(earlier.notes[keys[:2]])
+        noted = about.isin(pd.MultiIndex.from_frame(self.notes[keys[:2]])) | np.isin(earlier.notes["attack"], list(stale["attack"]))
+        manifest = dict(self.manifest) | {what: {**earlier.manifest[what], **self.manifest[what]} for what in ("encoders", "metrics")}
+        plans = (earlier.manifest["plan"], self.manifest["plan"])
+        manifest["plan"] = plans[1] | {what: {**plans[0][what], **plans[1][what]} for what in ("encoders", "attacks", "metrics")}
+        return Results(
+            frame=pd.concat([earlier.frame[~(fresh | again)], self.frame], ignore_index=True),
+            notes=pd.concat([earlier.notes[~noted & ~earlier.notes["encoder"].isin(stale["encoder"])], self.notes], ignore_index=True),
+            manifest=manifest,
+        )
+
+    def _meanings(self) -> dict[str, dict[str, Any]]:
+        """Return what each label stands for, so that two runs can be told apart."""
+        plan = self.manifest["plan"]
+        prints = {label: about["fingerprint"] for label, about in self.manifest["encoders"].items()}
+        return json.loads(json.dumps({"encoder": prints, "attack": plan["attacks"], "metric": plan["metrics"]}))
 
     def save(self, path: str | Path) -> None:
         """Write the results to a folder: two csv files and the manifest."""
@@ -230,7 +293,13 @@ class _Reading:
 
 
 def _number(value: float) -> str:
+    if 0 < abs(value) < 0.0005:
+        return f"{value:.0e}"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+def _say(what: str) -> None:
+    warnings.warn(what, RobustnessWarning, stacklevel=4)
 
 
 def _compressed(frame: pd.DataFrame) -> bytes:

@@ -14,6 +14,8 @@ from rt_core.errors import RobustnessWarning, StoreError
 
 __all__ = ["Store", "kept_batch", "key_of", "write_then_rename"]
 
+_MARKER = "identity.json"
+
 
 class Store:
     """Blocks of a run by key; without a folder nothing is kept and nothing is found.
@@ -26,13 +28,13 @@ class Store:
 
     def __init__(self, folder: str | Path | None, identity: Mapping[str, Any]) -> None:
         self.folder = None if folder is None else Path(folder)
+        self._identity = identity
         if self.folder is None:
             return
-        (self.folder / "blocks").mkdir(parents=True, exist_ok=True)
-        marker = self.folder / "identity.json"
-        if not marker.exists():
-            write_then_rename(marker, json.dumps(identity, indent=1).encode())
-        known = json.loads(marker.read_text(encoding="utf-8"))
+        if self.folder.exists() and not self.folder.is_dir():
+            raise StoreError(f"store is {str(self.folder)!r}, which is a file; give a folder, there already or not")
+        marker = self.folder / _MARKER
+        known = json.loads(marker.read_text(encoding="utf-8")) if marker.exists() else identity
         for what, value in identity.items():
             if known.get(what) != value:
                 raise StoreError(
@@ -51,11 +53,18 @@ class Store:
             warnings.warn(f"block {path} is damaged ({type(error).__name__}: {error}) and is made again", RobustnessWarning, stacklevel=2)
             return None
 
+    def has(self, key: str) -> bool:
+        """Say whether a block is there, without reading it."""
+        return self.folder is not None and (self.folder / "blocks" / f"{key}.npz").exists()
+
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep a block's arrays: whole or not at all."""
+        """Keep a block's arrays: whole or not at all. The folder is made with its first block, so that a rehearsal leaves nothing."""
         if self.folder is None:
             return
         path = self.folder / "blocks" / f"{key}.npz"
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            write_then_rename(self.folder / _MARKER, json.dumps(self._identity, indent=1).encode())
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
@@ -76,7 +85,7 @@ class Store:
 
 def kept_batch(folder: str | Path | None) -> int | None:
     """Return the batch of a folder's first run, which a later run keeps, since last bits can depend on it."""
-    marker = None if folder is None else Path(folder) / "identity.json"
+    marker = None if folder is None else Path(folder) / _MARKER
     return json.loads(marker.read_text(encoding="utf-8"))["batch"] if marker is not None and marker.exists() else None
 
 

@@ -1,15 +1,16 @@
 """The values that travel: what an attack may see, what it may return, what is kept of it, and what a metric gives."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rt_core.divergences import Divergence
 from rt_core.encoders import Bound, Encoder, round_inward
-from rt_core.errors import MissingLabels
+from rt_core.errors import MissingLabels, PlanError
 from rt_core.neighbors import Bank
 from rt_core.randomness import SampleRandom
 
@@ -27,11 +28,22 @@ __all__ = [
     "Trace",
     "aims_of",
     "ball_of",
+    "check_metric",
+    "check_number",
+    "check_radius",
+    "check_whole",
     "lengths",
     "per_sample",
 ]
 
 AIMS = ("away", "target")
+_READINGS = {
+    "aim": (*AIMS, "clean"),
+    "better": ("lower", "higher"),
+    "statistic": ("rate", "mean", "median"),
+    "per": ("sample", "pair"),
+    "comparable": (True, False),
+}
 # An l2 step computed in float32 must not end a rounding error outside.
 _INSIDE = 1 - 5e-7
 
@@ -41,7 +53,7 @@ class Ball:
     """How far an attack may move an input: ``norm`` is ``"linf"`` or ``"l2"`` over all of one input, ``radius`` in the bounds' units.
 
     Raises:
-        ValueError: another norm, or a negative radius.
+        ValueError: another norm, or a radius that is no number, not finite or negative.
     """
 
     norm: str
@@ -50,8 +62,7 @@ class Ball:
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
             raise ValueError(f"norm is {self.norm!r}; expected 'linf' or 'l2'")
-        if not self.radius >= 0:
-            raise ValueError(f"radius is {self.radius:g}; it cannot be negative")
+        check_radius("radius", self.radius)
 
     def box(self, center: Tensor, bounds: tuple[Bound, Bound]) -> tuple[Tensor, Tensor]:
         """Return the least and the largest value that each element may take: inside the bounds, and for linf inside the ball.
@@ -172,6 +183,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        moved = f"divergence {self.divergence.min():.3g} to {self.divergence.max():.3g}, median {self.divergence.median():.3g}"
+        return f"Trace({len(self)} samples, aim {self.aim}, {self.step} steps, {moved})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -219,7 +234,8 @@ class Metric(Protocol):
 
     aim: ``"away"``, ``"target"`` or ``"clean"`` (no attack); better: ``"lower"`` or ``"higher"``; statistic: ``"rate"``, ``"mean"`` or
     ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value. A metric on each
-    encoder's own scale says ``comparable = False`` (without it, True), and two encoders are not compared by it.
+    encoder's own scale says ``comparable = False`` (without it, True), and two encoders are not compared by it. ``check_metric`` checks
+    all of these.
     """
 
     aim: ClassVar[str]
@@ -249,6 +265,67 @@ def ball_of(attack: Attack) -> Ball | None:
     return getattr(attack, "ball", None)
 
 
+def check_metric(metric: Any, label: str) -> None:
+    """Raise unless a metric says how its numbers are read; see ``Metric``.
+
+    Raises:
+        PlanError: a class attribute is missing, or has a value that none can have.
+    """
+    for name, allowed in _READINGS.items():
+        value = getattr(metric, name, True if name == "comparable" else None)
+        if value not in allowed:
+            said = "is missing" if value is None else f"is {value!r}"
+            raise PlanError(f"{name} of metric {label!r} {said}; expected {' or '.join(map(repr, allowed))}, as a class attribute")
+    span: Any = getattr(metric, "span", None)
+    if not _is_span(span):
+        said = "is missing" if span is None else f"is {span!r}"
+        raise PlanError(
+            f"span of metric {label!r} {said}; expected two numbers, the least and the largest value, such as (0, 1) or (0, float('inf'))"
+        )
+    if metric.statistic != "median" and not all(map(math.isfinite, span)):
+        raise PlanError(
+            f"span of metric {label!r} is {span!r}; the interval of a {metric.statistic} needs a finite one: give it, or take 'median'"
+        )
+    if metric.per == "pair" and metric.aim != "target":
+        raise PlanError(f"per of metric {label!r} is 'pair', and its aim {metric.aim!r}; pairs are measured under aim 'target'")
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise unless a parameter is a plain, finite number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not _is_number(value):
+        remedy = ", without quotes" if isinstance(value, str) else f", not a {type(value).__name__}"
+        raise ValueError(f"{name} is {value!r}; expected a plain number, such as 0.03{remedy}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; expected a finite number, such as 0.03")
+
+
+def check_radius(name: str, value: Any) -> None:
+    """Raise unless a parameter can be the radius of a ball.
+
+    Raises:
+        ValueError: it is no number, not finite or negative.
+    """
+    check_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} is {value:g}; a radius cannot be negative")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raise unless a parameter is a whole number of at least 1.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; expected a whole number, such as 10")
+    if value < 1:
+        raise ValueError(f"{name} is {value}; at least one is needed")
+
+
 def lengths(values: Tensor) -> Tensor:
     """Return the Euclidean length of each sample; torch's own norm adds one by one, and is off by 1e-4 for a photo's equal float32 steps.
 
@@ -260,6 +337,14 @@ def lengths(values: Tensor) -> Tensor:
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
     """Reshape [batch] so that it multiplies ``like`` [batch, *input] sample by sample."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_span(span: Any) -> bool:
+    return isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_number, span)) and span[0] < span[1]
 
 
 def _double(tensor: Tensor) -> Tensor:

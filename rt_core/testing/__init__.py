@@ -19,11 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rt_core.errors import PluginError
-from rt_core.loading import GROUP, normalize
-from rt_core.registry import installed
+from rt_core.errors import PlanError, PluginError
+from rt_core.loading import BY_HAND, GROUP, Item, normalize
+from rt_core.registry import installed, make
 from rt_core.testing.checks import ATTACK_CHECKS, ENCODER_CHECKS, METRIC_CHECKS
 from rt_core.testing.examples import linear_encoder, read_example, tiny_encoder, tiny_inputs
+from rt_core.traces import check_metric
 
 __all__ = [
     "ATTACK_CHECKS",
@@ -79,8 +80,9 @@ def parametrize_encoder_checks(
 def check_plugin(distribution: str, *, docs: str | Path | None = None) -> list[str]:
     """Return what is wrong with an installed plugin, a sentence each; none is none.
 
-    Its entry points load without torch or pandas, its hooks answer, each factory can be imported, summaries fit on a line, and, where
-    ``docs`` names a file, each entry is mentioned there.
+    Its entry points load without torch or pandas, its hooks answer, each factory can be imported, no other installed distribution gives
+    an entry of the same name, metrics that can be made without options say how their numbers are read, summaries fit on a line, and,
+    where ``docs`` names a file, each entry is mentioned there.
 
     Raises:
         PluginError: no distribution of that name is installed, or it has no entry point in ``rt_core.plugins``.
@@ -96,6 +98,7 @@ def check_plugin(distribution: str, *, docs: str | Path | None = None) -> list[s
     problems = [problem for point in points for problem in _check_import(point)]
     mine = [plugin for plugin in installed().plugins if normalize(plugin.distribution) == normalize(distribution)]
     problems += [plugin.explain() for plugin in mine if plugin.error is not None]
+    clashes = installed().clashes()
     text = None if docs is None else Path(docs).read_text(encoding="utf-8")
     for item in installed().items:
         if normalize(item.plugin.distribution) != normalize(distribution):
@@ -105,6 +108,13 @@ def check_plugin(distribution: str, *, docs: str | Path | None = None) -> list[s
             item.entry.resolve()
         except Exception as error:  # a module may fail in any way while it is imported
             problems.append(f"{what} cannot be imported from {item.entry.factory!r}: {type(error).__name__}: {error}")
+        else:
+            problems += _check_reading(item) if item.kind == "metric" else []
+        others = [
+            name for name in clashes.get((item.kind, item.entry.name), ()) if name not in (item.full_name, f"{BY_HAND}/{item.entry.name}")
+        ]
+        if others:
+            problems.append(f"{what} has the name of {', '.join(others)}, so that the bare name finds neither; give it another")
         if len(summary) > _LONGEST_SUMMARY or summary.endswith("."):
             problems.append(f"the summary of {what} is {summary!r}; at most {_LONGEST_SUMMARY} characters and no full stop fit into a list")
         if text is not None and item.entry.name not in text:
@@ -122,6 +132,18 @@ def _check_import(point: metadata.EntryPoint) -> list[str]:
     return [f"entry point {point.name!r} imports {', '.join(heavy)}; give factories as strings, so that `rt list` stays quick"] * bool(
         heavy
     )
+
+
+def _check_reading(item: Item) -> list[str]:
+    try:
+        check_metric(make("metric", item.full_name, {}), item.entry.name)
+    except PlanError as error:
+        return [str(error)]
+    except ValueError:  # it needs an option, and cannot be known without
+        return []
+    except Exception as error:  # a factory may fail in any way
+        return [f"metric {item.entry.name!r} cannot be made: {type(error).__name__}: {error}"]
+    return []
 
 
 def _parametrized(what: str, given: Any, checks: Sequence[Callable[..., None]], expected: Failures, **options: Any) -> Any:

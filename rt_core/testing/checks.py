@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import pickle
 import random as python_random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 
 from rt_core.divergences import l2
 from rt_core.encoders import Encoder
+from rt_core.errors import PlanError
 from rt_core.evaluation import describe
 from rt_core.perturbing import perturb
 from rt_core.randomness import SampleRandom
 from rt_core.testing.examples import Reading, read_example, tiny_encoder, tiny_inputs
-from rt_core.traces import AIMS, Attempt, Batch, Rows, Trace, aims_of, ball_of
+from rt_core.traces import Attempt, Batch, Rows, Trace, aims_of, ball_of, check_metric
 
 __all__ = ["ATTACK_CHECKS", "ENCODER_CHECKS", "METRIC_CHECKS"]
 
@@ -187,19 +187,10 @@ def does_not_care_about_order_or_company(metric: Any) -> None:
 
 
 def says_how_its_numbers_are_read(metric: Any) -> None:
-    allowed = {
-        "aim": (*AIMS, "clean"),
-        "better": ("lower", "higher"),
-        "statistic": ("rate", "mean", "median"),
-        "per": ("sample", "pair"),
-    }
-    for name, values in allowed.items():
-        assert getattr(metric, name, None) in values, f"{name} is {getattr(metric, name, None)!r}; expected one of {', '.join(values)}"
-    assert getattr(metric, "comparable", True) in (True, False), f"comparable is {metric.comparable!r}; expected True or False"
-    low, high = metric.span
-    assert low < high, f"span is {metric.span}; expected (least, largest)"
-    assert metric.statistic == "median" or (math.isfinite(low) and math.isfinite(high)), f"a {metric.statistic} needs a finite span"
-    assert metric.per == "sample" or metric.aim == "target", "pairs are measured under aim target"
+    try:
+        check_metric(metric, type(metric).__name__)
+    except PlanError as error:
+        raise AssertionError(str(error)) from None
 
 
 def is_a_frozen_value_or_a_function(metric: Any) -> None:

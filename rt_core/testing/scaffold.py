@@ -103,6 +103,8 @@ def new_plugin(name: str, folder: str | Path = ".") -> list[Path]:
         root / f"rt_{name}" / "attack.py": _ATTACK,
         root / f"test_rt_{name}.py": _TEST,
     }
+    if root.exists():
+        raise FileExistsError(f"{root} is there already; give another name, or take it away")
     root.mkdir(parents=True)
     for path, text in files.items():
         path.parent.mkdir(exist_ok=True)

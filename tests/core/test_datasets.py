@@ -378,14 +378,69 @@ def test_what_does_not_open_is_left_out_and_named_and_what_is_no_picture_is_pass
     assert "folder.png" not in samples.ids
     assert "readme.txt" not in samples.ids
     assert "bad.png" in samples.notes[0]
+    assert "cut.png" in samples.notes[0]
+    assert samples.notes[1] == "files that are no pictures by their endings, and are passed over: 1"
 
 
-def test_a_picture_that_is_cut_short_is_named_when_it_is_read(pictures):
+FORMATS = {
+    "jpg": {},
+    "progressive.jpg": {"progressive": True},
+    "cmyk.jpg": {},
+    "png": {},
+    "webp": {},
+    "gif": {},
+    "tif": {"compression": "tiff_lzw"},
+    "bmp": {},
+    "ppm": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9, 0.99])
+def test_a_picture_that_is_cut_short_is_left_out_when_the_folder_is_listed(pictures, ending, kept):
+    pictures("good.png", corner())
+    picture = Image.effect_noise((64, 48), 50).convert("CMYK" if "cmyk" in ending else "RGB")
+    root = pictures(f"cut.{ending}", picture, **FORMATS[ending])
+    assert len(folder(root, size=8)) == 2
+    whole = (root / f"cut.{ending}").read_bytes()
+    (root / f"cut.{ending}").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.warns(UserWarning, match=f"1 of 2 pictures do not open and are left out: cut.{ending} "):
+        samples = folder(root, size=8)
+    assert samples.ids == ("good.png",)
+    assert all_of(samples).shape == (1, 3, 8, 8)
+
+
+def test_a_picture_with_a_changed_byte_is_left_out(pictures):
+    pictures("good.png", corner())
+    root = pictures("spoilt.png", Image.effect_noise((64, 48), 50))
+    data = bytearray((root / "spoilt.png").read_bytes())
+    data[len(data) // 2] ^= 1
+    (root / "spoilt.png").write_bytes(data)
+    with pytest.warns(UserWarning, match="are left out: spoilt.png"):
+        assert folder(root, size=8).ids == ("good.png",)
+
+
+def test_five_broken_pictures_are_named_in_the_warning_and_all_in_the_notes(pictures):
+    root = pictures("good.png", corner())
+    for number in range(7):
+        (root / f"bad{number}.jpg").write_bytes(b"this is no picture")
+    with pytest.warns(UserWarning, match=r"7 of 8 pictures.*bad4.jpg.*; and 2 more$") as warned:
+        (note,) = folder(root, size=8).notes
+    assert len(warned) == 1
+    assert "bad5.jpg" not in str(warned[0].message)
+    assert all(f"bad{number}.jpg (UnidentifiedImageError" in note for number in range(7))
+
+
+def test_a_picture_that_breaks_after_it_was_listed_is_named_when_it_is_read(pictures):
     root = pictures("cut.jpg", Image.effect_noise((64, 64), 50))
+    samples = folder(root, size=8)
     whole = (root / "cut.jpg").read_bytes()
     (root / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InvalidInputs, match=r"cut.jpg"):
-        all_of(folder(root, size=8))
+        all_of(samples)
+    with pytest.raises(InvalidInputs, match=r"no picture that opens is in .* \(0 files of other kinds, 1 broken: cut.jpg"):
+        folder(root, size=8)
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path):

@@ -161,7 +161,7 @@ def test_a_comparison_is_paired_and_says_whom_it_favours():
     (row,) = results.compare("a", "b").to_dict("records")
 
     assert row["difference"] == pytest.approx(-0.1)
-    assert (row["first"], row["second"]) == (pytest.approx(0.4), pytest.approx(0.5))
+    assert (row["mean_first"], row["mean_second"]) == (pytest.approx(0.4), pytest.approx(0.5))
     assert row["better"] == "a"
     assert row["n"] == 12
     assert row["low"] <= row["difference"] <= row["high"]
@@ -195,8 +195,10 @@ def test_a_certificate_that_was_not_given_loses():
     abstained = (math.nan, "abstained")
     results = made({("a", "radius"): [0.5, 0.6, 0.7, 0.8, 0.9], ("b", "radius"): [abstained] * 5})
     (row,) = results.compare("a", "b").to_dict("records")
-    assert (row["n"], row["better"]) == (5, "a")
+    assert (row["n"], row["better"], row["p"]) == (5, "-", pytest.approx(2 / 2**5))  # five samples cannot tell at 95 %
     assert row["difference"] == pytest.approx(0.7)
+    (row,) = results.compare("a", "b", level=0.9).to_dict("records")
+    assert row["better"] == "a"
 
 
 def test_p_values_are_corrected_for_their_number():

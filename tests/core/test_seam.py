@@ -224,6 +224,17 @@ def test_a_name_with_two_owners_is_ambiguous_and_its_full_names_work(distributio
     assert registry.find("attack", "RT_Noise/uniform_noise").plugin.distribution == "rt-noise"
 
 
+def test_clashes_are_the_bare_names_of_several_owners(distribution):
+    assert Registry().clashes() == {}
+    distribution("rt-noise", GOOD.replace("flip", "uniform_noise"))
+    distribution("rt-good", GOOD)
+    distribution("rt-other", GOOD)
+    assert Registry().clashes() == {
+        ("attack", "uniform_noise"): ("rt-core/uniform_noise", "rt-noise/uniform_noise"),
+        ("attack", "flip"): ("rt-good/flip", "rt-other/flip"),
+    }
+
+
 def test_a_miss_says_all_that_helps(distribution):
     distribution("rt-broken", "import absent_thing", version="0.7")
     with pytest.warns(PluginWarning):
@@ -244,6 +255,9 @@ def test_a_miss_says_all_that_helps(distribution):
     [
         ("metric", "identity", "there is an attack of that name: rt_core.attack('identity')"),
         ("metric", "shift", "installed metrics: none"),
+        ("attack", "uniform", "did you mean 'uniform_noise'?"),
+        ("attack", "un", "did you mean 'uniform_noise'?"),
+        ("attack", "IDENTITY", "did you mean 'identity'?"),
         ("attack", "rt-cor/identity", "did you mean 'rt-core/identity'?"),
         ("attack", "rt-core/absent", "installed attacks: rt-core/identity, rt-core/uniform_noise"),
     ],
@@ -335,6 +349,16 @@ def test_options_are_checked_against_the_factory():
         rt_core.attack("only")
     with pytest.raises(ValueError, match=r"no option 'size' \(it takes none\)"):
         rt_core.attack("plain", size=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("eps", "epsilon"), ("Eps", "epsilon"), ("epsilom", "epsilon"), ("step_", "step"), ("ste", "step"), ("ns", "norm_size")],
+)
+def test_the_name_that_a_wrong_one_is_short_for_is_meant(wrong, meant):
+    rt_core.register(adding("attack", "many", factory=lambda *, steps=1, step=1, norm_size=1, eta=1, epsilon=1: None))
+    with pytest.raises(ValueError, match=f"no option '{wrong}'; did you mean '{meant}'"):
+        rt_core.attack("many", **{wrong: 1})
 
 
 def test_an_option_may_be_called_name():

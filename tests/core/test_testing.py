@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import rt_core
 from rt_core import AttackViolation, Attempt, Ball, Encoder, EncoderError, PluginError
 from rt_core.baselines import UniformNoise
 from rt_core.testing import (
@@ -430,6 +431,54 @@ def test_what_is_wrong_with_a_plugin_is_said(distribution, source, words):
     assert len(problems) == len(words)
     for problem, expected in zip(problems, words, strict=True):
         assert expected in problem
+
+
+def test_a_name_that_another_distribution_gives_is_a_problem(distribution):
+    source = HOOK.format(summary="mirror the input", factory="rt_core.baselines:Identity")
+    name, other = distribution("good", source), distribution("other", source)
+    for mine, theirs in ((name, other), (other, name)):
+        (problem,) = check_plugin(mine)
+        assert problem == f"attack 'flip' has the name of {theirs}/flip, so that the bare name finds neither; give it another"
+
+
+def test_a_name_that_is_registered_by_hand_is_none(distribution):
+    name = distribution("good", HOOK.format(summary="mirror the input", factory="rt_core.baselines:Identity"))
+
+    class Notebook:
+        @rt_core.hookimpl
+        def rt_attacks(self):
+            return [rt_core.AttackEntry(name="flip", summary="mirror the input", factory=UniformNoise)]
+
+    rt_core.register(Notebook())
+    assert check_plugin(name) == []
+
+
+METRIC = """
+import rt_core
+
+class Mute:
+    aim, better, statistic, per, span = "away", "lower", "median", "sample", (0, 1)
+
+@rt_core.hookimpl
+def rt_metrics():
+    return [rt_core.MetricEntry(name="mute", summary="say nothing", factory={factory})]
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("Mute", []),
+        ("type('Mute', (Mute,), {'span': (0, None)})", ["span of metric 'mute' is (0, None); expected two numbers"]),
+        ("object", ["aim of metric 'mute' is missing; expected 'away'"]),
+        ("lambda *, size: object()", []),  # it needs an option, and cannot be known without
+        ("lambda: 1 / 0", ["metric 'mute' cannot be made: ZeroDivisionError"]),
+    ],
+)
+def test_a_metric_that_does_not_say_how_it_is_read_is_a_problem(distribution, factory, words):
+    problems = check_plugin(distribution("metric", METRIC.replace("{factory}", factory)))
+    assert len(problems) == len(words)
+    assert all(expected in problem for problem, expected in zip(problems, words, strict=True))
 
 
 def test_what_is_no_plugin_cannot_be_checked(distribution):

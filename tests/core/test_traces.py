@@ -1,5 +1,6 @@
 """The ball is exact in every float, and the small values that travel are what they say."""
 
+import math
 import pickle
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rt_core import Attempt, Ball, Batch, MissingLabels, Trace
+from rt_core import Attempt, Ball, Batch, MissingLabels, PlanError, Trace
 from rt_core.baselines import Identity, UniformNoise
 from rt_core.encoders import round_inward
 from rt_core.testing import read_example
-from rt_core.traces import Context, aims_of, ball_of, lengths, per_sample
+from rt_core.traces import Context, aims_of, ball_of, check_metric, lengths, per_sample
 
 DTYPES = [torch.float32, torch.float64]
 radii = st.floats(0, 2, width=64) | st.sampled_from([0.0, 1e-9, 1e-6, 0.4 / 255, 1 / 255, 8 / 255, 0.05, 0.1, 1 / 3])
@@ -140,7 +141,13 @@ def test_the_norm_is_that_of_a_whole_input():
 
 @pytest.mark.parametrize(
     ("norm", "radius", "words"),
-    [("l1", 1, "norm is 'l1'; expected 'linf' or 'l2'"), ("l2", -1, "radius is -1; it cannot be negative"), ("l2", float("nan"), "nan")],
+    [
+        ("l1", 1, "norm is 'l1'; expected 'linf' or 'l2'"),
+        ("l2", -1, "radius is -1; a radius cannot be negative"),
+        ("l2", float("nan"), "radius is nan; expected a finite"),
+        ("linf", float("inf"), "radius is inf; expected a finite"),
+        ("l2", "1", "radius is '1'; expected a plain number, such as 0.03, without quotes"),
+    ],
 )
 def test_a_ball_that_makes_no_sense_is_refused(norm, radius, words):
     with pytest.raises(ValueError, match=words):
@@ -192,6 +199,58 @@ def test_traces_and_attempts_start_with_nothing_to_say():
     assert (len(trace), attempt.marks, attempt.notes, attempt.history, trace.inputs, trace.partner) == (1, {}, {}, None, None, None)
 
 
-def test_negative_epsilons_of_noise_are_refused():
-    with pytest.raises(ValueError, match=r"radius is -0.1"):
-        UniformNoise(epsilon=-0.1)
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [(-0.1, "epsilon is -0.1; a radius"), (float("nan"), "epsilon is nan; expected a finite"), ("a", "epsilon is 'a'")],
+)
+def test_epsilons_of_noise_are_refused_by_their_own_name(epsilon, words):
+    with pytest.raises(ValueError, match=words):
+        UniformNoise(epsilon=epsilon)
+
+
+class Sound:
+    """A metric, as far as what it says of itself goes."""
+
+    aim, better, statistic, per, span = "target", "lower", "mean", "pair", (0, 1.0)
+
+
+def saying(**attributes):
+    return type("Changed", (Sound,), attributes)()
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"aim": "clean", "per": "sample"}, {"statistic": "median", "span": (-math.inf, math.inf)}, {"comparable": False}]
+)
+def test_a_metric_that_says_how_it_is_read_passes(attributes):
+    check_metric(saying(**attributes), "mine")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"aim": "forward"}, "aim of metric 'mine' is 'forward'; expected 'away' or 'target' or 'clean', as a class attribute"),
+        ({"better": "more"}, "better of metric 'mine' is 'more'; expected 'lower' or 'higher'"),
+        ({"statistic": "sum"}, "statistic of metric 'mine' is 'sum'"),
+        ({"per": "batch"}, "per of metric 'mine' is 'batch'"),
+        ({"comparable": "no"}, "comparable of metric 'mine' is 'no'; expected True or False"),
+        ({"span": (0, None)}, r"span of metric 'mine' is \(0, None\); expected two numbers.*or \(0, float\('inf'\)\)"),
+        ({"span": (1, 0)}, r"span of metric 'mine' is \(1, 0\)"),
+        ({"span": (0, 0)}, "the least and the largest"),
+        ({"span": (0, math.nan)}, "the least and the largest"),
+        ({"span": (0, 1, 2)}, "the least and the largest"),
+        ({"span": 1}, "span of metric 'mine' is 1"),
+        ({"span": (0, math.inf)}, "the interval of a mean needs a finite one: give it, or take 'median'"),
+        ({"aim": "away"}, "per of metric 'mine' is 'pair', and its aim 'away'; pairs are measured under aim 'target'"),
+    ],
+)
+def test_a_metric_that_says_what_none_can_is_refused(attributes, words):
+    with pytest.raises(PlanError, match=words):
+        check_metric(saying(**attributes), "mine")
+
+
+@pytest.mark.parametrize("name", ["aim", "better", "statistic", "per", "span"])
+def test_a_metric_that_does_not_say_how_it_is_read_is_refused(name):
+    with pytest.raises(PlanError, match=f"{name} of metric 'mine' is missing; expected"):
+        check_metric(saying(**{name: None}), "mine")
+    with pytest.raises(PlanError, match="aim of metric 'bare' is missing"):
+        check_metric(object(), "bare")

@@ -43,10 +43,13 @@ class KnnAccuracy:
 
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> Tensor:
         """-> [n], 0 or 1"""
-        labels = context.labels
+        if context.known_labels is None:
+            raise MissingLabels(
+                "metric knn_accuracy reads labels and the dataset has none; give a dataset with labels, or leave the metric out"
+            )
         measure = context.divergence if self.divergence is None else self.divergence
         predicted = knn_predictions(trace.adversarial, bank, bank.rows(trace.ids), k=self.k, divergence=measure)
-        return (predicted == labels).double()
+        return (predicted == context.labels).double()
 
 
 def knn_predictions(queries: Tensor, bank: Bank, own: Tensor, *, k: int, divergence: str | Divergence = "l2") -> Tensor:

@@ -1,6 +1,6 @@
 """Gradient attacks on a divergence of representations: U-FGSM, U-BIM, U-PGD and its momentum form."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from rt_core.divergences import Divergence
 from rt_core.encoders import Encoder
 from rt_core.randomness import SampleRandom
-from rt_core.traces import AIMS, Attempt, Ball, Batch, lengths, per_sample
+from rt_core.traces import AIMS, Attempt, Ball, Batch, check_number, check_radius, check_whole, lengths, per_sample
 
 __all__ = ["UBIM", "UFGSM", "UMIPGD", "UPGD"]
 
@@ -72,15 +72,18 @@ class _Iterated:
     restarts: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.marks, Iterable):
+            raise ValueError(f"marks is {self.marks!r}; expected a sequence of numbers of steps, such as ({self.marks!r},)")
         object.__setattr__(self, "marks", tuple(self.marks))
         _check_radius(self.epsilon, self.norm, self.eta)
-        if self.step is not None and not self.step > 0:
-            raise ValueError(
-                f"step is {self.step:g}; it must be positive (the aim decides the direction), or None for 2.5 * epsilon / steps"
-            )
+        if self.step is not None:
+            check_number("step", self.step)
+            if not self.step > 0:
+                raise ValueError(
+                    f"step is {self.step:g}; it must be positive (the aim decides the direction), or None for 2.5 * epsilon / steps"
+                )
         for name in ("steps", "restarts"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; at least one is needed")
+            check_whole(name, getattr(self, name))
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; expected one of {', '.join(map(repr, STARTS))}")
         if self.start == "clean" and self.restarts > 1:
@@ -155,6 +158,7 @@ class UMIPGD(_Iterated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("decay", self.decay)
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay:g}; expected a factor in [0, 1]")
 
@@ -291,8 +295,8 @@ def _any(slope: Tensor) -> Tensor:
 
 
 def _check_radius(epsilon: float, norm: str, eta: float) -> None:
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon is {epsilon:g}; it is a radius and cannot be negative")
+    check_radius("epsilon", epsilon)
     Ball(norm, epsilon)
+    check_number("eta", eta)
     if not eta > 0:
         raise ValueError(f"eta is {eta:g}; it must be positive, since the gradient at the clean input is zero")

@@ -81,7 +81,9 @@ def test_normalization_is_an_option():
 
 def test_labels_that_are_missing_are_asked_for():
     trace, bank, context = read_example("clean")
-    with pytest.raises(MissingLabels, match="give a dataset with labels, or leave the metric out"):
+    with pytest.raises(
+        MissingLabels, match="metric knn_accuracy reads labels and the dataset has none; give a dataset with labels, or leave"
+    ):
         KnnAccuracy()(trace, bank, replace(context, known_labels=None))
     with pytest.raises(MissingLabels, match="labels of the bank"):
         knn_predictions(LINE, Bank(LINE), torch.arange(6), k=1)

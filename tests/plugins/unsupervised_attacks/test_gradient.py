@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -324,20 +325,32 @@ def test_l2_steps_on_a_photo_s_many_pixels_are_as_long_as_they_say(cls):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epsilon": -0.1}, "epsilon is -0.1; it is a radius and cannot be negative"),
-        ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"epsilon": -0.1}, "epsilon is -0.1; a radius cannot be negative"),
+        ({"epsilon": float("nan")}, "epsilon is nan; expected a finite number"),
+        ({"epsilon": float("inf")}, "epsilon is inf; expected a finite number"),
+        ({"epsilon": "8/255"}, "epsilon is '8/255'; expected a plain number, such as 0.03, without quotes"),
+        ({"epsilon": np.float32(0.5)}, "epsilon is .*0.5.*; expected a plain number, such as 0.03, not a float32"),
+        ({"epsilon": None}, "epsilon is None; expected a plain number"),
+        ({"epsilon": True}, "epsilon is True; expected a plain number"),
         ({"norm": "l1"}, "norm is 'l1'; expected 'linf' or 'l2'"),
+        ({"step": "a"}, "step is 'a'; expected a plain number"),
+        ({"step": float("nan")}, "step is nan; expected a finite number"),
+        ({"step": float("inf")}, "step is inf; expected a finite number"),
         ({"step": 0}, "step is 0; it must be positive"),
         ({"step": -0.01}, "step is -0.01; it must be positive .the aim decides"),
         ({"steps": 0}, "steps is 0; at least one"),
-        ({"steps": 2.5}, "steps is 2.5"),
-        ({"restarts": 0}, "restarts is 0"),
+        ({"steps": 1.5}, "steps is 1.5; expected a whole number"),
+        ({"steps": "10"}, "steps is '10'; expected a whole number"),
+        ({"restarts": 2.0}, "restarts is 2.0; expected a whole number"),
+        ({"restarts": 0}, "restarts is 0; at least one"),
         ({"start": "zero"}, "start is 'zero'; expected one of 'random', 'eta', 'clean'"),
         ({"start": "clean", "restarts": 2}, "restarts is 2; from the clean input every restart is the same"),
+        ({"marks": 2}, r"marks is 2; expected a sequence of numbers of steps, such as \(2,\)"),
         ({"marks": (5, 3)}, r"marks is \(5, 3\); expected ascending"),
         ({"marks": (11,)}, "from 1 to 10"),
         ({"marks": (0,)}, "from 1 to 10"),
         ({"keep": "first"}, "keep is 'first'; expected 'last' or 'best'"),
+        ({"eta": "small"}, "eta is 'small'; expected a plain number"),
         ({"eta": 0}, "eta is 0; it must be positive, since the gradient at the clean input is zero"),
     ],
 )
@@ -349,6 +362,8 @@ def test_parameters_out_of_range_are_refused_with_the_remedy(options, words):
 def test_a_decay_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"decay is 1.5; expected a factor in \[0, 1\]"):
         UMIPGD(decay=1.5)
+    with pytest.raises(ValueError, match="decay is 'half'; expected a plain number"):
+        UMIPGD(decay="half")
 
 
 def test_marks_in_a_list_are_kept_as_a_value():
