@@ -92,6 +92,8 @@ def _plugins(arguments: argparse.Namespace) -> int:
     warnings.simplefilter("ignore", PluginWarning)  # the table says the same
     plugins = installed().plugins
     _print_columns((plugin.distribution, plugin.version, _outcome(plugin)) for plugin in plugins)
+    for (kind, name), owners in installed().clashes().items():
+        print(f"{kind} {name!r} has {len(owners)} owners; write {' or '.join(map(repr, owners))}")
     return FOUND_WRONG if any(plugin.error is not None for plugin in plugins) else DONE
 
 

@@ -10,13 +10,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from rt_core.divergences import Divergence, describe_divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder
 from rt_core.errors import PlanError
 from rt_core.registry import Use, installed, use
-from rt_core.traces import AIMS, Attack, Metric, Suite, aims_of
+from rt_core.traces import AIMS, Attack, Metric, Suite, aims_of, check_metric
 
 __all__ = ["Evaluation", "describe"]
 
@@ -83,7 +84,10 @@ class Evaluation:
         self._check_aims()
 
     def _check_aims(self) -> None:
-        wanted = {metric.aim for metric in self.made_metrics().values()}
+        metrics = self.made_metrics()
+        for label, metric in metrics.items():
+            check_metric(metric, label)
+        wanted = {metric.aim for metric in metrics.values()}
         if not wanted & set(AIMS):
             return
         for label, attack in self.made_attacks().items():
@@ -195,6 +199,8 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
+    if isinstance(value, np.generic):
+        return describe(value.item())
     if isinstance(value, Use):
         return {"use": value.name, **{key: describe(option) for key, option in sorted(value.options.items())}}
     if isinstance(value, Encoder):
