@@ -1,90 +1,14 @@
-"""The robustness toolkit for representation encoders; every public name is imported when it is first asked for."""
+"""The robustness toolkit for representation encoders; every public name is imported when it is first asked for.
+
+``__init__.pyi`` says the same to type checkers, and tests/core/test_seam.py keeps the two equal.
+"""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rt_core import divergences, statistics
-    from rt_core.encoders import Encoder
-    from rt_core.entries import AttackEntry, DatasetEntry, EncoderEntry, MetricEntry
-    from rt_core.errors import (
-        AmbiguousName,
-        AttackViolation,
-        EncoderError,
-        IntegerInputs,
-        InvalidInputs,
-        MissingLabels,
-        OutputError,
-        PlanError,
-        PluginError,
-        PluginWarning,
-        RobustnessWarning,
-        RtError,
-        ShapeError,
-        StoreError,
-        UnknownName,
-    )
-    from rt_core.evaluation import Evaluation
-    from rt_core.execution import run
-    from rt_core.hookspecs import hookimpl
-    from rt_core.neighbors import Bank
-    from rt_core.perturbing import perturb, represent
-    from rt_core.randomness import SampleRandom
-    from rt_core.registry import attack, dataset, encoder, installed, metric, register, use
-    from rt_core.results import Results
-    from rt_core.traces import Attempt, Ball, Batch, Suite, Trace
-
-    __version__: str
-
-# Type checkers and readers want these literally, here and above; tests/core/test_seam.py keeps the lists equal.
-__all__ = [
-    "AmbiguousName",
-    "AttackEntry",
-    "AttackViolation",
-    "Attempt",
-    "Ball",
-    "Bank",
-    "Batch",
-    "DatasetEntry",
-    "Encoder",
-    "EncoderEntry",
-    "EncoderError",
-    "Evaluation",
-    "IntegerInputs",
-    "InvalidInputs",
-    "MetricEntry",
-    "MissingLabels",
-    "OutputError",
-    "PlanError",
-    "PluginError",
-    "PluginWarning",
-    "Results",
-    "RobustnessWarning",
-    "RtError",
-    "SampleRandom",
-    "ShapeError",
-    "StoreError",
-    "Suite",
-    "Trace",
-    "UnknownName",
-    "__version__",
-    "attack",
-    "dataset",
-    "divergences",
-    "encoder",
-    "hookimpl",
-    "installed",
-    "metric",
-    "perturb",
-    "register",
-    "represent",
-    "run",
-    "statistics",
-    "use",
-]
+from typing import Any
 
 _SUBMODULES = {"divergences", "statistics"}
 _HOMES = {
+    "checking": ["check"],
     "encoders": ["Encoder"],
     "entries": ["AttackEntry", "DatasetEntry", "EncoderEntry", "MetricEntry"],
     "evaluation": ["Evaluation"],
@@ -103,10 +27,14 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"rt_core.{name}")
-    if name == "__version__":
+    if name == "__all__":
+        value: Any = sorted({*_HOME, *_SUBMODULES, *import_module("rt_core.errors").__all__, "__version__"})
+    elif name == "__version__":
         value = import_module("rt_core.loading").core_version()
-    elif name in __all__:  # what has no other home is an error or a warning
-        value = getattr(import_module(f"rt_core.{_HOME.get(name, 'errors')}"), name)
+    elif name in _HOME:
+        value = getattr(import_module(f"rt_core.{_HOME[name]}"), name)
+    elif name in import_module("rt_core.errors").__all__:
+        value = getattr(import_module("rt_core.errors"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value  # the next time is a plain look-up
@@ -114,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -15,7 +15,7 @@ from torch import Tensor
 from rt_core.datasets import Samples
 from rt_core.divergences import Divergence, describe_divergence, find_divergence
 from rt_core.encoders import Encoder, check_inputs
-from rt_core.errors import AttackViolation, PlanError
+from rt_core.errors import AttackViolation, InvalidInputs, PlanError, RtError
 from rt_core.evaluation import Evaluation, describe
 from rt_core.neighbors import Bank
 from rt_core.perturbing import BLOCK, attack_batch, measure
@@ -70,6 +70,23 @@ class Work:
     def ids(self) -> tuple[str, ...]:
         return tuple(self.samples.ids[row] for row in self.order)
 
+    def inputs(self, rows: Sequence[int]) -> Tensor:
+        """Return the inputs of some rows of the order.
+
+        Raises:
+            InvalidInputs: the dataset raised something that is no error of rt's own; those say what is wrong themselves.
+        """
+        try:
+            return self.samples.inputs([self.order[row] for row in rows])
+        except Exception as error:
+            if isinstance(error, RtError):
+                raise
+            for row in rows if len(rows) > 1 else ():  # one by one, to name the one that fails
+                self.inputs([row])
+            what = f"{type(error).__name__} for sample {', '.join(repr(self.ids[row]) for row in rows)}: {error}"
+            remedy = "mend it and make the same call again (finished blocks stay where there is a store)"
+            raise InvalidInputs(f"dataset {self.samples.name!r} raised {what}; {remedy}") from error
+
     def blocks(self, first: int, last: int) -> Iterator["Block"]:
         """Yield the rows of the order from ``first`` up to ``last`` in blocks of 64, which hold whole pairs."""
         # One at a time, since a block holds on to its inputs.
@@ -106,7 +123,7 @@ class Block:
 
     @cached_property
     def inputs(self) -> Tensor:
-        return self.work.samples.inputs([self.work.order[row] for row in self.rows])
+        return self.work.inputs(self.rows)
 
     def inputs_for(self, encoder: Encoder) -> Tensor:
         """Return the inputs, after checking that this encoder can be asked about them."""
@@ -133,8 +150,11 @@ class Subject:
         """Record what an attack or metric raised, with where, or raise it again."""
         where = {"encoder": self.label, **what, "samples": f"{block.ids[0]} to {block.ids[-1]}"}
         error.add_note(f"in {', '.join(f'{name} {value!r}' for name, value in where.items())}")
+        too_large = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if too_large:
+            error.add_note(f"give a batch below {block.work.batch}, and with it another store: blocks that are stored keep theirs")
         # A broken promise, or a machine that is too small, concerns every block.
-        if self.strict or isinstance(error, (AttackViolation, torch.OutOfMemoryError)):
+        if self.strict or too_large or isinstance(error, AttackViolation):
             raise error
         origin = traceback.extract_tb(error.__traceback__)[-1]
         self.errors.append({**where, "error": f"{type(error).__name__}: {error}", "at": f"{origin.name}, line {origin.lineno}"})

@@ -45,7 +45,18 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "list", _list).add_argument("kind", nargs="?", choices=KINDS, help="one kind only")
     _add(commands, "plugins", _plugins)
     demo = _add(commands, "demo", _demo)
-    demo.add_argument("--store", default="runs/demo", help="folder of the run (default: runs/demo)")
+    demo.add_argument("--photos", action="store_true", help="real photographs and ImageNet features instead of digits (rt-samples[all])")
+    demo.add_argument("--store", help="folder of the run (default: runs/demo, or runs/photos)")
+    check = _add(commands, "check", _check)
+    check.add_argument("encoder", help="a registered encoder, or an importable network as package.module:name")
+    check.add_argument("folder", help="a folder of pictures")
+    check.add_argument("--weights", help="a file of weights for an importable network (safetensors, or torch's format)")
+    check.add_argument("--output", help="the submodule, or the part of what the network returns, that is the representation")
+    check.add_argument("--normalize", choices=["imagenet"], help="what the network expects of its inputs")
+    check.add_argument("--size", type=int, default=224, help="pictures are resized and cropped to this (default: 224)")
+    check.add_argument("--epsilon", type=float, help="radius of the ball (default: 4/255)")
+    check.add_argument("--minutes", type=float, default=5, help="how long it may take, roughly (default: 5)")
+    check.add_argument("--store", help="folder of the run (default: none is kept)")
     run = _add(commands, "run", _run)
     run.add_argument("study", help="a study file (TOML)")
     run.add_argument("--store", help="folder of the run (default: the study's own, else runs/<name of the study>)")
@@ -99,17 +110,36 @@ def _plugins(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     """Evaluate four small encoders of real digits, as they come with rt-samples: the main job, in under two minutes."""
-    from rt_core.demo import COMPARED, demo_plan
+    from rt_core.demo import demo_plan, photos_plan
     from rt_core.execution import run
 
-    plan, left_out = demo_plan()
+    plan, left_out = (photos_plan(), []) if arguments.photos else demo_plan()
     for name in left_out:
         print(f"rt: {name} is left out, since its plugin is not installed", file=sys.stderr)
-    results = run(plan, store=arguments.store)
-    first, second = COMPARED
+    store = arguments.store or ("runs/photos" if arguments.photos else "runs/demo")
+    results = run(plan, store=store)
+    first, second, *_ = plan.encoders
     print(_table(results))
     print(f"\n{_comparison(results, first, second, attack='u-pgd')}")
-    print(f"\nThe run is in {arguments.store}: rt show {arguments.store}; rt compare {arguments.store} {first} {second}")
+    print(f"\nThe run is in {store}: rt show {store}; rt compare {store} {first} {second}")
+    return _outcome_of(results)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Say how robust one encoder is on a folder of pictures, in a few minutes, beside noise and its untrained twin."""
+    from rt_core.checking import check, findings
+    from rt_core.datasets import folder
+    from rt_core.registry import encoder
+
+    given = {name: getattr(arguments, name) for name in ("weights", "output", "normalize") if getattr(arguments, name) is not None}
+    if ":" in arguments.encoder:
+        sys.path[:0] = [os.getcwd()]
+        subject = encoder("module", path=arguments.encoder, **given)
+    else:
+        subject = encoder(arguments.encoder, **given)
+    pictures = folder(arguments.folder, size=arguments.size)
+    results = check(subject, pictures, epsilon=arguments.epsilon, minutes=arguments.minutes, store=arguments.store)
+    print("\n".join([_table(results), "", *(f"- {finding}" for finding in findings(results))]))
     return _outcome_of(results)
 
 

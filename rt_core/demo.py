@@ -1,4 +1,4 @@
-"""The plan of ``rt demo``: four small encoders of real digits, attacked by four means, measured on everything that is installed."""
+"""The plans of ``rt demo``: small encoders of real digits, or an encoder with ImageNet weights on real photographs."""
 
 from typing import Any
 
@@ -6,9 +6,8 @@ from rt_core.errors import PlanError, UnknownName
 from rt_core.evaluation import Evaluation
 from rt_core.registry import Use, installed, use
 
-__all__ = ["COMPARED", "demo_plan"]
+__all__ = ["demo_plan", "photos_plan"]
 
-COMPARED = ("digits_contrastive", "digits_robust")
 _EPSILON, _STEPS = 0.1, 20
 _STEP = 2.5 * _EPSILON / _STEPS
 
@@ -58,6 +57,24 @@ def demo_plan() -> tuple[Evaluation, list[str]]:
         pairing="given",
     )
     return plan, left_out
+
+
+def photos_plan() -> Evaluation:
+    """Return the plan with real ImageNet features: crops of eight photographs, which do not overlap, and the untrained twin.
+
+    Intervals resample photographs, and eight are few: the numbers describe these pictures.
+
+    Raises:
+        UnknownName: the samples (plugin rt-samples) or an attack's or metric's plugin are not installed.
+    """
+    return Evaluation(
+        encoders=[use("efficientnet_lite0"), use("efficientnet_lite0_untrained")],
+        dataset=use("photos", size=64, stride=64),
+        attacks={"noise": use("uniform_noise", epsilon=0.01), "u-pgd": use("u_pgd", epsilon=0.01, steps=10)},
+        metrics=[metric for metric in _METRICS if metric != "knn_accuracy"],
+        attacked=40,
+        bank=409,
+    )
 
 
 def _is_there(kind: Any, wanted: Use, left_out: list[str]) -> bool:

@@ -23,7 +23,7 @@ from rt_core.evaluation import Evaluation, describe
 from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progress_bar, represent_rows
 from rt_core.registry import Use, installed
 from rt_core.results import Results
-from rt_core.store import Store, kept_batch, key_of
+from rt_core.store import Store, alone_in, kept_batch, key_of
 from rt_core.traces import Attack, aims_of
 
 __all__ = ["run"]
@@ -80,9 +80,7 @@ def run(
                     before = passes_of(encoder)
                     fingerprint = encoder.fingerprint
                     subject = Subject(label, encoder, fingerprint, work.bank(_clean(work, encoder, fingerprint, kept, bar)), kept)
-                    for frame, more in _evaluated(work, subject, bar):
-                        frames.append(frame)
-                        notes.append(more)
+                    _evaluate(work, subject, frames, notes, bar)
                     passes = {what: getattr(encoder.passes, what) - getattr(before, what) for what in ("forwards", "backwards")}
                     encoders[label] = {**_about(work, subject, given), "passes": passes}
                     errors += subject.errors
@@ -93,21 +91,19 @@ def run(
     )
     _warn_about(results)
     if store is not None:
-        results.added_to(store).save(store)
+        with alone_in(Path(store)):
+            results.added_to(store).save(store)
     return results
 
 
-def _evaluated(work: Work, subject: Subject, bar: tqdm) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield the rows and the notes of every attack on every block of one encoder."""
+def _evaluate(work: Work, subject: Subject, frames: list[pd.DataFrame], notes: list[pd.DataFrame], bar: tqdm) -> None:
+    """Add the rows and the notes of every attack on every block of one encoder."""
     for block in work.blocks(0, work.attacked):
         for name, attack, aim in work.jobs():
             bar.set_postfix_str(f"{subject.label} {name} {aim}", refresh=False)
             key, traces = traces_of(work, subject, block, name, attack, aim)
-            nothing = pd.DataFrame(columns=Results.NOTE_COLUMNS)
-            for frame in metric_frames(work, subject, block, name, key, traces):
-                yield frame, nothing
-            for trace in traces:
-                yield nothing, note_frame(subject, name, trace)
+            frames += metric_frames(work, subject, block, name, key, traces)
+            notes += [note_frame(subject, name, trace) for trace in traces]
             bar.update(len(block.rows) if attack is not None else 0)
 
 
@@ -120,15 +116,16 @@ def _clean(work: Work, encoder: Encoder, fingerprint: str, store: Store, bar: tq
     first = _clean_block(work, encoder, fingerprint, store, blocks[0])
     shape = (len(work.order), first.shape[1])
 
-    def fill(whole: np.ndarray) -> None:
+    def parts() -> Iterator[np.ndarray]:
         for block in blocks:
-            whole[block.rows.start : block.rows.stop] = _clean_block(work, encoder, fingerprint, store, block)
+            yield _clean_block(work, encoder, fingerprint, store, block)
             bar.update(len(block.rows))
 
     if store.folder is not None and first.itemsize * shape[0] * shape[1] > _MAPPED:
-        return store.mapped(key_of(["bank", fingerprint, work.ids, work.batch, core_versions()]), shape, first.dtype, fill)
+        return store.mapped(key_of(["bank", fingerprint, work.ids, work.batch, core_versions()]), shape, first.dtype, parts())
     whole = np.empty(shape, first.dtype)
-    fill(whole)
+    for block, part in zip(blocks, parts(), strict=True):
+        whole[block.rows.start : block.rows.stop] = part
     return torch.from_numpy(whole)
 
 
@@ -137,7 +134,7 @@ def _clean_block(work: Work, encoder: Encoder, fingerprint: str, store: Store, b
     found = store.load(key)
     if found is None:
         # Not block.inputs, which a block keeps: a bank's pictures are not held.
-        inputs = work.samples.inputs([work.order[row] for row in block.rows])
+        inputs = work.inputs(block.rows)
         check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}", ids=block.ids)
         found = {"representations": represent_rows(encoder, inputs, work.batch).numpy()}
         store.save(key, found)
@@ -153,7 +150,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> flo
     pending = list(_pending(work, encoder.fingerprint, store))
     if not pending:
         return 0.0
-    inputs = work.samples.inputs(work.order[:_REHEARSAL_BANK])
+    inputs = work.inputs(range(min(_REHEARSAL_BANK, len(work.order))))
     check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}", ids=work.ids)
     for name, attack, aim in pending:
         if attack is not None:
@@ -169,18 +166,14 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> flo
         share = min(1.0, whole / max((between - began) / _REHEARSED, 1e-9))
         seconds = whole * len(work.order)
         if not torch.equal(first, represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)):
-            warnings.warn(
-                f"encoder {label!r} is not deterministic: two passes of the same inputs differ, so measures mix its own noise with the attack's effect",
-                RobustnessWarning,
-                stacklevel=3,
+            _say(
+                f"encoder {label!r} is not deterministic: two passes of the same inputs differ, so measures mix its own noise with the attack's effect"
             )
         with torch.enable_grad():
             if not encoder(inputs[:_REHEARSED].clone().requires_grad_()).requires_grad:
-                warnings.warn(
+                _say(
                     f"the output of encoder {label!r} carries no gradient (torch.no_grad() or detach() inside the network?): gradient attacks "
-                    "have nothing to follow, and their rows say nothing about its robustness",
-                    RobustnessWarning,
-                    stacklevel=3,
+                    "have nothing to follow, and their rows say nothing about its robustness"
                 )
         subject = Subject(label, encoder, "", work.bank(clean), Store(None, {}), strict=True)
         block = Block(work, range(_REHEARSED))
@@ -208,17 +201,13 @@ def _warn_of_rows_to_miss(work: Work) -> None:
     for label, attack in work.attacks.items():
         unread = [name for name, metric in work.metrics.items() if metric.aim != "clean" and metric.aim not in aims_of(attack)]
         if unread:
-            warnings.warn(
-                f"attack {label!r} supports aim {', '.join(aims_of(attack))} alone, so {', '.join(unread)} will have no rows for it",
-                RobustnessWarning,
-                stacklevel=3,
-            )
+            _say(f"attack {label!r} supports aim {', '.join(aims_of(attack))} alone, so {', '.join(unread)} will have no rows for it")
 
 
 def _about(work: Work, subject: Subject, given: Encoder | Use) -> dict[str, Any]:
     """Return what the manifest says of an encoder."""
     encoder = subject.encoder
-    inputs = work.samples.inputs(work.order[: work.batch])
+    inputs = work.inputs(range(min(work.batch, len(work.order))))
     together, few = represent_rows(encoder, inputs, len(inputs)), min(len(inputs), 4)
     return {
         **describe(encoder),
@@ -226,6 +215,7 @@ def _about(work: Work, subject: Subject, given: Encoder | Use) -> dict[str, Any]
         "dim": subject.bank.dim,
         "dtype": next((str(weight.dtype).removeprefix("torch.") for weight in encoder.module.parameters()), None),
         "rows_depend_on_batch": not torch.equal(together[:few], represent_rows(encoder, inputs[:few], 1)),
+        "zero_representations": sum(int((rows == 0).all(1).sum()) for _, rows in subject.bank.blocks()),
         "near_duplicates": _near_duplicates(work, subject) if len(subject.bank) > 2 else 0,
     }
 
@@ -246,7 +236,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
         "encoders": dict(encoders),
         "errors": errors,
         "dataset": {"name": work.samples.name, "samples": len(work.samples), "notes": list(work.samples.notes)},
-        "input_shape": list(work.samples.inputs(work.order[:1]).shape[1:]),
+        "input_shape": list(work.inputs([0]).shape[1:]),
         "attacked": work.attacked,
         "bank": len(work.order),
         "quantile_bank": min(work.plan.quantile_bank, len(work.order)),
@@ -285,28 +275,22 @@ def _warn_about(results: Results) -> None:
     stuck = results.notes[results.notes["name"] == "stuck"]
     for (encoder, attack), share in stuck.groupby(["encoder", "attack"])["value"].mean().items():
         if share >= 0.1:
-            warnings.warn(
+            _say(
                 f"attack {attack!r} found no gradient at all for {share:.0%} of the samples on encoder {encoder!r}: its gradients may be masked "
-                "(rounded inputs, saturated outputs), and the measures below say little about its robustness",
-                RobustnessWarning,
-                stacklevel=3,
+                "(rounded inputs, saturated outputs), and the measures below say little about its robustness"
             )
     for label, about in results.manifest["encoders"].items():
         if about["near_duplicates"]:
-            warnings.warn(
+            _say(
                 f"{about['near_duplicates']} of {results.manifest['attacked']} attacked samples have a near-duplicate in the bank for encoder {label!r}: "
-                "breakaway and nearest-neighbor accuracy count it as a stranger, so take duplicates out of the dataset",
-                RobustnessWarning,
-                stacklevel=3,
+                "breakaway and nearest-neighbor accuracy count it as a stranger, so take duplicates out of the dataset"
             )
     errors = results.manifest["errors"]
     if errors:
         last = errors[-1]
-        warnings.warn(
+        _say(
             f"{len(errors)} blocks failed and their rows are missing (manifest['errors']); the last: {last['error']} in "
-            f"{', '.join(f'{what} {last[what]!r}' for what in ('encoder', 'attack', 'metric', 'samples') if what in last)}",
-            RobustnessWarning,
-            stacklevel=3,
+            f"{', '.join(f'{what} {last[what]!r}' for what in ('encoder', 'attack', 'metric', 'samples') if what in last)}"
         )
 
 
@@ -320,17 +304,18 @@ def _made(given: Encoder | Use, label: str) -> Encoder:
 
 
 def _device(device: str) -> torch.device:
-    if device != "auto":
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(
-                f"device is {device!r}, which is not to be had here ({str(error).splitlines()[0]}); 'auto' takes what there is"
-            ) from error
-        return torch.device(device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"device is {device!r}, which is not to be had here ({why}); 'auto' takes what there is") from error
+    return torch.device(device)
+
+
+def _say(what: str) -> None:
+    warnings.warn(what, RobustnessWarning, stacklevel=4)
 
 
 def _finite(edge: float) -> float | None:

@@ -1,5 +1,6 @@
 """What a run found: one row a sample and measure, and readings of it: a summary with intervals, a comparison of two encoders, a table."""
 
+import contextlib
 import json
 import math
 import warnings
@@ -13,7 +14,7 @@ import pandas as pd
 
 from rt_core import statistics
 from rt_core.errors import RobustnessWarning, StoreError
-from rt_core.store import write_then_rename
+from rt_core.store import written
 
 __all__ = ["Results"]
 
@@ -65,14 +66,8 @@ class Results:
                 values, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
             )
             low, high = np.clip([found.low, found.high], *reading.span)
-            row = dict(zip(_KEYS, key, strict=True)) | {
-                "statistic": reading.statistic,
-                "estimate": found.estimate,
-                "low": low,
-                "high": high,
-            }
-            rows.append(row | {"n": found.n, "undefined": undefined, "abstained": abstained, "better": reading.better})
-        return pd.DataFrame(rows)
+            rows.append([*key, reading.statistic, found.estimate, low, high, found.n, undefined, abstained, reading.better])
+        return pd.DataFrame(rows, columns=[*_KEYS, "statistic", "estimate", "low", "high", "n", "undefined", "abstained", "better"])
 
     def compare(self, first: str, second: str, *, level: float = 0.95) -> pd.DataFrame:
         """Compare two encoders on the samples that both have: paired, and corrected for the number of comparisons (Holm).
@@ -109,17 +104,8 @@ class Results:
             )
             center = np.mean if np.isfinite([left, right]).all() else np.median
             favoured = first if (found.difference < 0) == (reading.better == "lower") else second
-            rows.append(
-                dict(zip(_KEYS[1:], key, strict=True))
-                | {
-                    "mean_first": center(left),
-                    "mean_second": center(right),
-                    "difference": found.difference,
-                    "low": found.low,
-                    "high": found.high,
-                }
-                | {"p": found.p if reading.comparable else math.nan, "n": found.n, "better": favoured}
-            )
+            p = found.p if reading.comparable else math.nan
+            rows.append([*key, center(left), center(right), found.difference, found.low, found.high, p, found.n, favoured])
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
         told = table["p_corrected"] <= 1 - level
@@ -134,15 +120,16 @@ class Results:
         summary = self.summary(level=level)
         last = summary.groupby(["encoder", "attack", "aim", "metric"], sort=False)["step"].transform("max") == summary["step"]
         arrow = {"lower": " ↓", "higher": " ↑"}
-        cells = pd.DataFrame(
-            {
-                "attack": row.attack,
-                "metric": row.metric + (arrow[row.better] if self._reading(row.metric).comparable else " (own scale)"),
-                "encoder": row.encoder,
-                "text": "undefined" if row.n == 0 else f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]",
-            }
+        rows = [
+            (
+                row.attack,
+                row.metric + (arrow[row.better] if self._reading(row.metric).comparable else " (own scale)"),
+                row.encoder,
+                _cell(row),
+            )
             for row in summary[last].itertuples()
-        )
+        ]
+        cells = pd.DataFrame(rows, columns=["attack", "metric", "encoder", "text"])
         order = [list(dict.fromkeys(cells[name])) for name in ("attack", "metric", "encoder")]
         table = cells.pivot(index=["attack", "metric"], columns="encoder", values="text")
         present = [row for row in pd.MultiIndex.from_product(order[:2]) if row in table.index]
@@ -157,7 +144,8 @@ class Results:
         ]
         for label, described in plan["attacks"].items():
             options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
-            lines.append(f"  {label}: {', '.join(f'{name}={value}' for name, value in options.items()) or described}")
+            shown = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items()]
+            lines.append(f"  {label}: {', '.join(shown) or described}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -172,7 +160,11 @@ class Results:
         folder = Path(path)
         if not (folder / "manifest.json").exists():
             return self
-        earlier = self._load_one(folder)
+        try:
+            earlier = self._load_one(folder)
+        except StoreError as error:
+            _say(f"the results in {folder} are damaged ({error.__cause__!r}), so they are replaced, not added to")
+            return self
         changed = [what for what in ("samples", "bank", "quantile_bank") if earlier.manifest[what] != self.manifest[what]]
         if changed or earlier.manifest["plan"]["divergence"] != self.manifest["plan"]["divergence"]:
             _say(f"the results in {folder} were of another {' and '.join(changed) or 'divergence'}, so they are replaced, not added to")
@@ -190,6 +182,9 @@ class Results:
         about = pd.MultiIndex.from_frame(earlier.notes[keys[:2]])
         noted = about.isin(pd.MultiIndex.from_frame(self.notes[keys[:2]])) | np.isin(earlier.notes["attack"], list(stale["attack"]))
         manifest = dict(self.manifest) | {what: {**earlier.manifest[what], **self.manifest[what]} for what in ("encoders", "metrics")}
+        # Those of blocks that this run did not try again: their rows are still missing.
+        unsettled = [error for error in earlier.manifest["errors"] if any(error.get(what, "-") not in {*now[what], "-"} for what in now)]
+        manifest["errors"] = [*self.manifest["errors"], *unsettled]
         plans = (earlier.manifest["plan"], self.manifest["plan"])
         manifest["plan"] = plans[1] | {what: {**plans[0][what], **plans[1][what]} for what in ("encoders", "attacks", "metrics")}
         return Results(
@@ -205,19 +200,25 @@ class Results:
         return json.loads(json.dumps({"encoder": prints, "attack": plan["attacks"], "metric": plan["metrics"]}))
 
     def save(self, path: str | Path) -> None:
-        """Write the results to a folder: two csv files and the manifest."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            write_then_rename(folder / f"{name}.csv.gz", _compressed(getattr(self, name)))
-        write_then_rename(folder / "manifest.json", json.dumps(self.manifest, indent=1, ensure_ascii=False).encode())
+        """Write the results to a folder: two csv files and the manifest.
+
+        Raises:
+            StoreError: they cannot be written; what was there before stays.
+        """
+        contents = {"manifest.json": json.dumps(self.manifest, indent=1, ensure_ascii=False).encode()}
+        contents |= {f"{name}.csv.gz": _compressed(getattr(self, name)) for name in _FILES}
+        with contextlib.ExitStack() as files:  # all are written before the first takes its name; the manifest does so last
+            for name, content in contents.items():
+                file = files.enter_context(written(Path(path), name))
+                file.write(content)
+                file.flush()
 
     @classmethod
     def load(cls, *paths: str | Path) -> "Results":
         """Read results that were saved; of several folders, the rows of all, if they are of the same samples and metrics.
 
         Raises:
-            StoreError: a folder without results, or results of other samples.
+            StoreError: a folder without results or with damaged ones, or results of other samples.
         """
         loaded = [cls._load_one(Path(path)) for path in paths]
         for other, path in zip(loaded[1:], paths[1:], strict=True):
@@ -245,8 +246,12 @@ class Results:
             frame = pd.read_csv(folder / f"{name}.csv.gz", dtype=str, keep_default_na=False)
             return frame.assign(value=[float(value) if value else math.nan for value in frame["value"]])
 
-        frames = {name: read(name) for name in _FILES}
-        return cls(**frames, manifest=json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            return cls(**{name: read(name) for name in _FILES}, manifest=manifest)
+        except Exception as error:  # what unpacks and parses fails in many ways
+            remedy = f"run the plan with store={str(folder)!r} again, which makes them from the finished blocks"
+            raise StoreError(f"the results in {folder} are damaged ({type(error).__name__}: {error}); {remedy}") from error
 
     def _parts(self) -> Any:
         return self.frame.groupby(_KEYS, sort=False)
@@ -290,6 +295,10 @@ class _Reading:
         """Return the values with the worst one wherever a certificate was not given."""
         worst = self.span[1] if self.better == "lower" else self.span[0]
         return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+
+
+def _cell(row: Any) -> str:
+    return f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]" if row.n else "undefined"
 
 
 def _number(value: float) -> str:

@@ -1,54 +1,61 @@
 """A run's folder: who the run is, the clean representations of each encoder, and one file a block, written then renamed."""
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from rt_core.errors import RobustnessWarning, StoreError
 
-__all__ = ["Store", "kept_batch", "key_of", "write_then_rename"]
+__all__ = ["Store", "alone_in", "kept_batch", "key_of", "written"]
 
 _MARKER = "identity.json"
+_HOST = platform.node()
 
 
 class Store:
     """Blocks of a run by key; without a folder nothing is kept and nothing is found.
 
+    Several runs may work in one folder at once: a block has the same content whoever makes it, and is there whole or not at all.
+
     identity: what all blocks of a folder share (dataset, seed, order, batch); a folder of another identity is refused.
 
     Raises:
-        StoreError: the folder belongs to another run.
+        StoreError: the folder belongs to another run, cannot be written, or does not say whose it is.
     """
 
     def __init__(self, folder: str | Path | None, identity: Mapping[str, Any]) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._identity = identity
+        self._identity, self._begun = identity, False
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"store is {str(self.folder)!r}, which is a file; give a folder, there already or not")
-        marker = self.folder / _MARKER
-        known = json.loads(marker.read_text(encoding="utf-8")) if marker.exists() else identity
-        for what, value in identity.items():
-            if known.get(what) != value:
-                raise StoreError(
-                    f"{self.folder} holds a run of another {what} ({known.get(what)!r}, now {value!r}); give another folder, or remove this one"
-                )
+        self._check_identity(self.folder)
+        with _reported(self.folder, self.folder):
+            # Tried where the folder is or will be, by a file without a name, so that a rehearsal that fails leaves nothing.
+            tempfile.TemporaryFile(dir=next(place for place in (self.folder, *self.folder.parents) if place.exists())).close()
+            _remove_leftovers(self.folder)
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
-        """Return a block's arrays, or None if it is not there; a damaged one is reported and counts as not there."""
-        path = None if self.folder is None else self.folder / "blocks" / f"{key}.npz"
-        if path is None or not path.exists():
+        """Return a block's arrays, or None if it is not there; a damaged or foreign one is reported and counts as not there."""
+        if self.folder is None or not self.has(key):
             return None
+        path = self.folder / "blocks" / f"{key}.npz"
         try:
             with np.load(path, allow_pickle=False) as block:
-                return {name: block[name] for name in block.files}
+                arrays = {name: block[name] for name in block.files}
+            if arrays.pop("key", None) != key:
+                raise ValueError("it holds something else")
+            return arrays
         except Exception as error:
             warnings.warn(f"block {path} is damaged ({type(error).__name__}: {error}) and is made again", RobustnessWarning, stacklevel=2)
             return None
@@ -61,32 +68,36 @@ class Store:
         """Keep a block's arrays: whole or not at all. The folder is made with its first block, so that a rehearsal leaves nothing."""
         if self.folder is None:
             return
-        path = self.folder / "blocks" / f"{key}.npz"
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            write_then_rename(self.folder / _MARKER, json.dumps(self._identity, indent=1).encode())
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
-        temporary.replace(path)
+        if not self._begun:
+            with alone_in(self.folder):
+                self._check_identity(self.folder)  # another run may have begun here since this one was opened
+                with written(self.folder, _MARKER) as file:
+                    file.write(json.dumps(self._identity, indent=1).encode())
+            self._begun = True
+        with written(self.folder, f"blocks/{key}.npz") as file:
+            np.savez(file, key=np.array(key), **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
 
-    def mapped(self, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray], None]) -> np.ndarray:
-        """Return an array that is mapped from a file, which ``fill`` writes if it is not there: whole or not at all."""
+    def mapped(self, key: str, shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> np.ndarray:
+        """Return an array that is mapped from a file, to which its parts are written one after the other if it is not there."""
         assert self.folder is not None, "an array is mapped from a folder"
-        path = self.folder / f"{key}.npy"
-        if not path.exists():
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            array = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
-            fill(array)
-            array.flush()
-            temporary.replace(path)
-        return np.load(path, mmap_mode="r")
+        if not (self.folder / f"{key}.npy").exists():
+            about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            with written(self.folder, f"{key}.npy") as file:  # not through a map: on a full disk that kills the process, without a word
+                np.lib.format.write_array_header_1_0(file, about)
+                file.writelines(part.tobytes() for part in parts)
+        return np.load(self.folder / f"{key}.npy", mmap_mode="r")
+
+    def _check_identity(self, folder: Path) -> None:
+        known = _identity_in(folder) or self._identity
+        for what, value in self._identity.items():
+            if known[what] != value:
+                remedy = f"give another folder, put the {what} back as it was, or remove the folder"
+                raise StoreError(f"{folder} holds a run of another {what} ({known[what]!r}, now {value!r}); {remedy}")
 
 
 def kept_batch(folder: str | Path | None) -> int | None:
     """Return the batch of a folder's first run, which a later run keeps, since last bits can depend on it."""
-    marker = None if folder is None else Path(folder) / _MARKER
-    return json.loads(marker.read_text(encoding="utf-8"))["batch"] if marker is not None and marker.exists() else None
+    return None if folder is None else _identity_in(Path(folder)).get("batch")
 
 
 def key_of(parts: Any) -> str:
@@ -94,8 +105,69 @@ def key_of(parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
 
-def write_then_rename(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+@contextlib.contextmanager
+def written(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """Give a file to write, which takes its name when it is whole, or never.
+
+    Raises:
+        StoreError: it cannot be written; what was there before stays.
+    """
+    path = folder / name
+    temporary = path.with_name(f"{path.name}.{os.getpid()}@{_HOST}.tmp")
+    with _reported(folder, path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                yield file
+            temporary.replace(path)
+        finally:
+            with contextlib.suppress(OSError):  # what stopped the writing is what is told
+                temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other runs out while what is read in a folder and what is then written there must fit together."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ImportError, OSError):  # Windows and some network file systems have no such locks
+            import fcntl
+
+            folder.mkdir(parents=True, exist_ok=True)
+            # The system opens it again when a process ends, however that ends.
+            fcntl.flock(held.enter_context((folder / "lock").open("ab")), fcntl.LOCK_EX)
+        yield
+
+
+def _identity_in(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its blocks, nothing where there are none."""
+    marker = folder / _MARKER
+    if not marker.exists() and not (folder / "blocks").exists():
+        return {}
+    try:
+        known = json.loads(marker.read_text(encoding="utf-8"))
+        return {what: known[what] for what in ("dataset", "seed", "pairing", "batch")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(f"{marker} does not say whose blocks these are ({why}); give another folder, or remove {folder}") from error
+
+
+@contextlib.contextmanager
+def _reported(folder: Path, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kept = f"{len(list(folder.glob('blocks/*.npz')))} finished blocks are kept"
+        remedy = f"make space or give leave to write, and the same call goes on ({kept})"
+        raise StoreError(f"{path} cannot be written ({error.strerror or error}); {remedy}") from error
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine had half written when they were killed."""
+    if os.name == "posix":  # elsewhere signal 0 does more than ask whether a process is there
+        for path in (*folder.glob(f"*@{_HOST}.tmp"), *folder.glob(f"blocks/*@{_HOST}.tmp")):
+            try:
+                os.kill(int(path.stem.removesuffix(f"@{_HOST}").rpartition(".")[2]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
+            except PermissionError:  # somebody else's process, and it runs
+                pass

@@ -1,0 +1,150 @@
+"""The one-call answer: one's own encoder on one's own pictures, beside what it has to be read against."""
+
+import copy
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rt_core.datasets import Samples, as_samples
+from rt_core.encoders import Encoder, as_encoder, check_inputs
+from rt_core.errors import PlanError, RobustnessWarning
+from rt_core.evaluation import Evaluation
+from rt_core.execution import run
+from rt_core.randomness import SampleRandom
+from rt_core.registry import use
+from rt_core.results import Results
+
+__all__ = ["check", "findings", "untrained_twin"]
+
+_STEPS = 20
+_MOST = 1000
+_METRICS = ("universal_quantile", "breakaway_risk", "nearest_neighbor_accuracy", "relative_quantile", "overlap_risk", "adversarial_margin")
+
+
+def check(
+    encoder: Any,
+    inputs_or_folder: Any,
+    *,
+    epsilon: float | None = None,
+    minutes: float = 5,
+    store: str | Path | None = None,
+    progress: bool = True,
+) -> Results:
+    """Say how robust an encoder is on some inputs: sensible attacks and measures, as many samples as the time allows.
+
+    Two references stand in the same table. ``noise`` of the same size says what any movement does; the encoder's untrained twin (the same
+    network with fresh weights) says what the architecture does without having learned anything, and may well look robust.
+
+    Args:
+        encoder: an ``Encoder``, or a network with inputs in 0..1.
+        inputs_or_folder: a tensor, a folder of pictures, or any dataset.
+        epsilon: radius of the l-infinity ball, in the bounds' units; 4/255 of their width unless given.
+        minutes: how long it may take, roughly; decides how many samples are attacked, 16 at least and 1,000 at most.
+        store: a folder to keep the run in, so that it can go on.
+
+    Raises:
+        PlanError: fewer than 16 samples.
+        UnknownName: the plugins with attacks and measures (rt-unsupervised-attacks, rt-label-free-metrics) are not installed.
+    """
+    encoder, samples = as_encoder(encoder), as_samples(inputs_or_folder)
+    if len(samples) < 16:
+        raise PlanError(f"dataset {samples.name!r} has {len(samples)} samples; at least 16 are needed to say anything")
+    low, high = (torch.as_tensor(bound) for bound in encoder.bounds)
+    radius = epsilon if epsilon is not None else 4 / 255 * (high - low).max().item()
+    encoders = {encoder.name: encoder}
+    twin = untrained_twin(encoder)
+    if _varies(twin, samples):
+        encoders[twin.name] = twin
+    else:
+        warnings.warn(
+            f"the untrained twin of {encoder.name!r} gives the same for all inputs and is left out", RobustnessWarning, stacklevel=2
+        )
+    attacked = _affordable(encoder, samples, 60 * minutes / len(encoders))
+    plan = Evaluation(
+        encoders=encoders,
+        dataset=samples,
+        attacks={"u-pgd": use("u_pgd", epsilon=radius, steps=_STEPS), "noise": use("uniform_noise", epsilon=radius)},
+        metrics=_METRICS,
+        attacked=attacked,
+        bank=max(attacked, min(10 * attacked, len(samples))),
+    )
+    return run(plan, store=store, progress=progress)
+
+
+def findings(results: Results) -> list[str]:
+    """Return what a check found, in sentences; the first encoder is the one that was checked."""
+    summary = results.summary().set_index(["encoder", "attack", "metric"])
+    name, *twins = results.manifest["encoders"]
+
+    def shown(metric: str, encoder: str = name, attack: str = "u-pgd") -> float:
+        return summary.loc[(encoder, attack, metric), "estimate"]
+
+    said = [
+        f"half of the attacked samples moved further than {shown('universal_quantile'):.1%} of all pairs of samples are apart "
+        f"(noise of the same size: {shown('universal_quantile', attack='noise'):.1%})",
+        f"{shown('nearest_neighbor_accuracy'):.0%} of them are still nearest to themselves (noise: {shown('nearest_neighbor_accuracy', attack='noise'):.0%})",
+        f"in {shown('overlap_risk'):.0%} of pairs, two samples attacked toward each other change places",
+    ]
+    for twin in twins:
+        said.append(
+            f"the same network untrained: {shown('universal_quantile', twin):.1%}, {shown('nearest_neighbor_accuracy', twin):.0%} and "
+            f"{shown('overlap_risk', twin):.0%}; where it looks better, the measure does not speak of what was learned"
+        )
+    return said
+
+
+def untrained_twin(encoder: Encoder, *, seed: int = 0) -> Encoder:
+    """Return the same network with fresh weights: each layer initialized as it initializes itself, from ``seed``.
+
+    A parameter that no layer initializes (one that belongs to a module without ``reset_parameters``) keeps its values in a random order.
+    """
+    network = copy.deepcopy(encoder.module)
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    with SampleRandom.of(seed, ["untrained twin"]).global_generators("weights"), torch.no_grad():
+        for module in network.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        for name, weight in network.named_parameters():
+            if torch.equal(weight, before[name]) and not _is_initial(weight):
+                weight.copy_(weight.flatten()[torch.randperm(weight.numel())].view_as(weight))
+    settings: dict[str, Any] = {
+        "bounds": encoder.bounds,
+        "normalize": encoder.normalize,
+        "output": encoder.output,
+        "channels_last": encoder.channels_last,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RobustnessWarning)  # said once, of the encoder itself
+        return Encoder(network, name=f"{encoder.name} (untrained)", device=encoder.device, **settings)
+
+
+def _is_initial(weight: nn.Parameter) -> bool:
+    """Say whether a parameter has one value throughout, as scales and shifts have before training: its order says nothing."""
+    return bool((weight == weight.flatten()[0]).all())
+
+
+def _varies(encoder: Encoder, samples: Samples) -> bool:
+    inputs = samples.inputs(range(2))
+    check_inputs(inputs, encoder, what=f"inputs of dataset {samples.name!r}", ids=samples.ids)
+    with torch.no_grad():
+        first, second = encoder(inputs.to(encoder.where() or inputs.device))
+    return bool(first.isfinite().all() and second.isfinite().all() and (first != second).any())
+
+
+def _affordable(encoder: Encoder, samples: Samples, seconds: float) -> int:
+    """Return how many samples can be attacked in that time, with ten times as many in the bank."""
+    inputs = samples.inputs(range(min(16, len(samples))))
+    with encoder.in_use(), torch.no_grad():
+        inputs = inputs.to(encoder.where() or inputs.device)
+        encoder(inputs[:2])
+        began = time.monotonic()
+        encoder(inputs)
+        forward = (time.monotonic() - began) / len(inputs)
+    # Two aims, each of steps that cost about three forward passes, a final pass, noise, and ten clean passes for the bank.
+    cost = forward * (2 * (3 * _STEPS + 2) + 10)
+    return max(16, min(_MOST, int(seconds / cost), len(samples))) // 2 * 2

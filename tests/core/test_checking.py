@@ -1,0 +1,125 @@
+"""The one-call answer: references beside the encoder, a size that fits the time, findings in sentences."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import rt_core
+from rt_core import Encoder, PlanError, RobustnessWarning, check
+from rt_core.checking import findings, untrained_twin
+from rt_core.cli import main
+from rt_core.testing import tiny_encoder, tiny_inputs
+
+
+def test_a_check_stands_beside_noise_and_the_untrained_twin(tmp_path):
+    encoder, inputs = tiny_encoder(), tiny_inputs(200)
+    results = check(encoder, inputs, epsilon=0.1, minutes=1e-6, store=tmp_path, progress=False)
+
+    assert list(results.manifest["encoders"]) == ["tiny", "tiny (untrained)"]
+    assert (results.manifest["attacked"], results.manifest["bank"]) == (16, 160)
+    assert set(results.frame["attack"]) == {"u-pgd", "noise"}
+    estimate = results.summary().set_index(["encoder", "attack", "metric"])["estimate"]
+    assert estimate["tiny", "u-pgd", "universal_quantile"] > estimate["tiny", "noise", "universal_quantile"]
+    said = findings(results)
+    assert f"{estimate['tiny', 'u-pgd', 'universal_quantile']:.1%} of all pairs" in said[0]
+    assert said[-1].startswith("the same network untrained")
+    assert rt_core.Results.load(tmp_path).frame.equals(results.frame)
+
+
+def test_more_time_attacks_more_samples_and_never_more_than_there_are():
+    few = check(tiny_encoder(), tiny_inputs(60), minutes=1e-6, progress=False).manifest["attacked"]
+    all_of_them = check(tiny_encoder(), tiny_inputs(60), minutes=10, progress=False).manifest["attacked"]
+    assert few == 16 < all_of_them == 60
+
+
+def test_epsilon_is_in_the_bounds_units():
+    results = check(tiny_encoder(bounds=(-1.0, 1.0)), tiny_inputs(20, bounds=(-1.0, 1.0)), minutes=1e-6, progress=False)
+    assert results.manifest["plan"]["attacks"]["u-pgd"]["epsilon"] == pytest.approx(8 / 255)
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(PlanError, match="has 15 samples; at least 16 are needed"):
+        check(tiny_encoder(), tiny_inputs(15), progress=False)
+
+
+class Odd(nn.Module):
+    """A layer that initializes itself, one parameter that none does, and batch statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.normal = nn.Linear(12, 6), nn.BatchNorm1d(6)
+        self.scale = nn.Parameter(torch.arange(6.0))
+        self.same = nn.Parameter(torch.ones(6))
+
+    def forward(self, inputs):
+        return self.normal(self.first(inputs)) * self.scale * self.same
+
+
+def test_the_twin_has_fresh_weights_and_the_original_keeps_its_own():
+    network = Odd()
+    network.normal.running_mean += 3
+    before = copy.deepcopy(network.state_dict())
+    encoder, state = Encoder(network, name="odd", bounds=(0, 2)), torch.get_rng_state()
+    twin, again = untrained_twin(encoder), untrained_twin(encoder)
+
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert twin.fingerprint == again.fingerprint != untrained_twin(encoder, seed=1).fingerprint
+    fresh = twin.module.state_dict()
+    assert not torch.equal(fresh["first.weight"], before["first.weight"])
+    assert torch.equal(fresh["normal.running_mean"], torch.zeros(6))
+    assert sorted(fresh["scale"].tolist()) == before["scale"].tolist() != fresh["scale"].tolist()
+    assert torch.equal(fresh["same"], before["same"])
+    assert (twin.name, twin.bounds) == ("odd (untrained)", encoder.bounds)
+
+
+def test_a_twin_that_says_nothing_is_left_out():
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def reset_parameters(self):
+            nn.init.zeros_(self.weight)
+
+        def forward(self, inputs):
+            return inputs.mean((2, 3)) * self.weight
+
+    with pytest.warns(RobustnessWarning, match="the untrained twin of 'dead' gives the same for all inputs and is left out"):
+        results = check(Encoder(Dead(), name="dead"), tiny_inputs(20), minutes=1e-6, progress=False)
+    assert list(results.manifest["encoders"]) == ["dead"]
+
+
+def test_a_check_from_the_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "small_network_of_a_shell_test.py").write_text(
+        "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))\n"
+    )
+    options = ["--size", "16", "--minutes", "0.001", "--output", "2", "--normalize", "imagenet"]
+    assert main(["check", "small_network_of_a_shell_test:make", "photos", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "16 of 20 samples of 'photos' attacked, 20 in the bank" in printed
+    assert "make (untrained)" in printed
+    assert "- half of the attacked samples moved further than" in printed
+
+    assert main(["check", "digits_robot", "photos"]) == 2
+    assert "did you mean 'digits_robust'?" in capsys.readouterr().err
+    assert main(["check", "digits_robust", "nowhere"]) == 2
+    assert "which is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--photos"], ["demo"]])
+def test_the_demos_are_plans(arguments):
+    from rt_core.demo import demo_plan, photos_plan
+
+    plan = photos_plan() if "--photos" in arguments else demo_plan()[0]
+    assert len(plan.encoders) >= 2
+    assert "u-pgd" in plan.attacks
