@@ -24,4 +24,6 @@ lint: .venv/installed
 	$(BIN)/lint-imports
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/attack_step.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ranks.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run_overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/attack_step.py

@@ -42,7 +42,7 @@ def measure(way: str) -> dict[str, Any]:
     # Representations with a mean far from zero, as those behind a ReLU have.
     rows = torch.randn(BANK, DIM, generator=random).add_(5)
     own, exclude = rows[:QUERIES], torch.arange(QUERIES)
-    queries = own + torch.randn(QUERIES, DIM, generator=random).mul_(1.43)  # so that about half of the bank is nearer
+    queries = torch.randn(QUERIES, DIM, generator=random).add_(5)  # no nearer to their own than to others, so that counts are of any size
     values = torch.linspace(55, 75, 1_000, dtype=torch.float64)
     torch.randn(256, 256).double() @ torch.randn(256, 256).double()  # the first product is slow
     bank = rt.Bank(rows)

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 import rt_core as rt
-from rt_core import blocks, demo, encoders, execution, perturbing, registry, store
+from rt_core import blocks, demo, execution, perturbing, registry, store
 from rt_core.datasets import Samples
 from rt_core.encoders import Encoder
 from rt_core.results import Results
@@ -135,7 +135,10 @@ def main() -> None:
     )
     for section in (*_PAID_FOR, *sorted(overhead, key=lambda section: -overhead[section])):
         print(f"{section:32} {seconds[section]:8.2f} s {seconds[section] / total:7.2%}")
-    print(f"\n{'overhead':32} {sum(overhead.values()):8.2f} s {sum(overhead.values()) / total:7.2%}   (target: {TARGET:.0%})")
+    without = total - seconds.get("statistics", 0.0)
+    of_run = without - sum(seconds.get(section, 0.0) for section in _PAID_FOR)
+    print(f"\n{'overhead of run':32} {of_run:8.2f} s {of_run / without:7.2%}   (target: {TARGET:.0%})")
+    print(f"{'overhead with the table':32} {sum(overhead.values()):8.2f} s {sum(overhead.values()) / total:7.2%}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -234,11 +234,16 @@ def note_frame(subject: Subject, name: str, trace: Trace) -> pd.DataFrame:
         columns["stuck"] = trace.stuck
     if trace.history is not None:
         columns |= {f"history/{step}": values for step, values in enumerate(trace.history.T)}
-    about = {"encoder": subject.label, "attack": name, "aim": trace.aim, "sample": trace.ids}
-    parts = [pd.DataFrame(about | {"name": what, "value": values.double().numpy()}) for what, values in columns.items()]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*about, "name", "value"])
+    about = {"encoder": subject.label, "attack": name, "aim": trace.aim}
+    if not columns:
+        return pd.DataFrame(columns=[*about, "sample", "name", "value"])
+    # One frame for all columns: a history has one a step.
+    values = torch.stack([column.double() for column in columns.values()]).flatten().numpy()
+    names = np.repeat(np.array([*columns], dtype=object), len(trace.ids))
+    return pd.DataFrame(about | {"sample": trace.ids * len(columns), "name": names, "value": values})
 
 
+@cache
 def core_versions() -> list[str]:
     """Return the versions that every number depends on."""
     return [version("torch"), np.__version__, version("rt-core")]

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("rt: interrupted; the same command goes on where it was", file=sys.stderr)
             return INTERRUPTED
         except (RtError, ValueError, OSError) as error:
-            print(f"rt: {error}", file=sys.stderr)
+            print("\n  ".join([f"rt: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
             return USED_WRONG
 
 

@@ -192,7 +192,7 @@ def folder(
         find_labels=_Picked(tuple(map(classes.index, tops))) if labels else None,
         groups=tops if groups else None,
         notes=tuple(notes),
-        content=_Sizes(root, tuple(found)),
+        content=_Bytes(root, tuple(found)),
     )
 
 
@@ -241,13 +241,16 @@ class _Content:
 
 
 @dataclass(frozen=True)
-class _Sizes:
-    # Not the times, which change when a folder is copied to where a run goes on.
+class _Bytes:
     root: Path
     files: tuple[Path, ...]
 
     def __call__(self) -> str:
-        return hashlib.sha256(repr([(self.root / file).stat().st_size for file in self.files]).encode()).hexdigest()
+        whole = hashlib.sha256()
+        for file in self.files:
+            with (self.root / file).open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+        return whole.hexdigest()
 
 
 @dataclass(frozen=True)

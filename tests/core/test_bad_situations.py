@@ -200,9 +200,9 @@ def test_a_disk_that_fills_up_with_a_bank_is_an_error_and_not_the_end_of_the_pro
     same(go(tmp_path), whole)
 
 
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EROFS, "Read-only file system")])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 @pytest.mark.parametrize("there", [True, False])
-def test_a_store_that_cannot_be_written_is_refused_before_any_attack(tmp_path, monkeypatch, error, there):
+def test_a_store_that_cannot_be_written_is_refused_before_any_attack(tmp_path, monkeypatch, number, there):
     store = tmp_path / "runs" / "one"
     if there:
         store.mkdir(parents=True)
@@ -210,12 +210,12 @@ def test_a_store_that_cannot_be_written_is_refused_before_any_attack(tmp_path, m
 
     def refuse(path, flags, *arguments, **options):
         if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(tmp_path)):
-            raise error
+            raise OSError(number, os.strerror(number))
         return opened(path, flags, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
     monkeypatch.setattr(Doing, "do", staticmethod(asked.append))
-    with pytest.raises(StoreError, match=rf"{store} cannot be written \({error.strerror}\); make space or give leave to write"):
+    with pytest.raises(StoreError, match=rf"{store} cannot be written \({os.strerror(number)}\); make space or give leave to write"):
         go(store, attacks={"slow": Doing()}, metrics=["divergence"])
     assert not asked
     assert there or not store.parent.exists()
@@ -417,8 +417,9 @@ class Breaking:
         return self.inputs[row]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyError("no such file"), ZeroDivisionError("odd")], ids=repr)
-def test_a_dataset_that_raises_in_the_middle_is_told_by_sample_and_keeps_the_blocks(tmp_path, error):
+@pytest.mark.parametrize("raised_by_it", [OSError, KeyError, ZeroDivisionError])
+def test_a_dataset_that_raises_in_the_middle_is_told_by_sample_and_keeps_the_blocks(tmp_path, raised_by_it):
+    error = raised_by_it("odd")  # made here: an error that is kept keeps the tensors of the frames that it went through
     named = rf"dataset 'Breaking' raised {type(error).__name__} for sample '100': .*mend it and make the same call again"
     with pytest.raises(InvalidInputs, match=named) as raised:
         go(tmp_path, dataset=Breaking(error))
@@ -511,14 +512,14 @@ def test_rt_run_exits_1_where_a_block_failed_and_0_once_it_did_not(tmp_path, mon
     assert "failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no more")], ids=repr)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_a_machine_that_is_too_small_says_what_a_smaller_batch_needs(tmp_path, monkeypatch, error):
     def do(ids):
         if "70" in ids:
-            raise error
+            raise error("no more")
 
     monkeypatch.setattr(Doing, "do", staticmethod(do))
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises(error) as raised:
         go(tmp_path, attacks={"own": Doing()}, metrics=["divergence"])
     assert "give a batch below 64, and with it another store: blocks that are stored keep theirs" in raised.value.__notes__
     before = kept(tmp_path)

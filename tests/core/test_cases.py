@@ -378,12 +378,16 @@ def live(test):
 def test_a_large_dataset_was_held_as_one_array():
     """Case 60."""
 
+    def pictures():
+        return live(lambda one: one.shape[-3:] == (3, 8, 8))
+
     def peak(length):
-        counts, calls = [], itertools.count()
+        gc.collect()
+        counts, calls, before = [], itertools.count(), pictures()  # other tests may have left some
 
         def encode(inputs):
             if next(calls) % 3 == 0:
-                counts.append(live(lambda one: one.shape[-3:] == (3, 8, 8)))
+                counts.append(pictures() - before)
             return inputs.flatten(1)
 
         attacks = {"noise": UniformNoise()}
