@@ -142,6 +142,10 @@ class Results:
             f"{about['attacked']} of {about['dataset']['samples']} samples of {about['dataset']['name']!r} attacked, "
             f"{about['bank']} in the bank; divergence {plan['divergence']}; estimate [{level:.0%} interval]"
         ]
+        if about["bank"] < 10 * about["attacked"]:
+            lines.append(
+                "  the bank is below ten times the attacked: its own sampling error, which the intervals leave out, is not small beside theirs"
+            )
         for label, described in plan["attacks"].items():
             options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
             shown = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items()]
