@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rt_core.datasets import Samples
-from rt_core.divergences import Divergence, describe_divergence, find_divergence
+from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import AttackViolation, InvalidInputs, PlanError, RtError
-from rt_core.evaluation import Evaluation, describe
+from rt_core.evaluation import Evaluation
+from rt_core.fingerprints import fingerprint
 from rt_core.neighbors import Bank
 from rt_core.perturbing import BLOCK, attack_batch, measure
 from rt_core.randomness import SampleRandom, stream
@@ -215,15 +216,15 @@ def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: st
             yield pd.DataFrame(about | rows | {"note": found.get(f"note/{step}/{part}", "")})
 
 
-def attack_key(work: Work, fingerprint: str, block: Block, attack: Attack | None, aim: str) -> str:
-    """Return the key of an attack's block: everything that its traces depend on, with ``fingerprint`` for the encoder."""
-    made_by = [describe(attack), _version_of(attack), aim, describe_divergence(work.plan.divergence), work.plan.seed, work.batch]
-    return key_of(["attack", fingerprint, *made_by, block.ids, len(work.order), str(work.device), core_versions()])
+def attack_key(work: Work, encoder: str, block: Block, attack: Attack | None, aim: str) -> str:
+    """Return the key of an attack's block: everything that its traces depend on, with ``encoder``'s fingerprint."""
+    made_by = [fingerprint(attack), _version_of(attack), aim, fingerprint(work.divergence), work.plan.seed, work.batch]
+    return key_of(["attack", encoder, *made_by, block.ids, len(work.order), str(work.device), core_versions()])
 
 
 def metric_key(work: Work, key: str, metric: Metric) -> str:
     """Return the key of a metric's block on the attack's block of that key."""
-    read_by = [describe(metric), _version_of(metric), describe_divergence(work.plan.divergence), len(work.order), work.plan.quantile_bank]
+    read_by = [fingerprint(metric), _version_of(metric), fingerprint(work.divergence), len(work.order), work.plan.quantile_bank]
     return key_of(["metric", key, *read_by, work.labels_key])
 
 

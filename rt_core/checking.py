@@ -1,6 +1,7 @@
 """The one-call answer: one's own encoder on one's own pictures, beside what it has to be read against."""
 
 import copy
+import json
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +14,8 @@ from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.errors import PlanError, RobustnessWarning
 from rt_core.evaluation import Evaluation
-from rt_core.execution import run
+from rt_core.execution import find_device, run
+from rt_core.perturbing import moved_to, represent_rows
 from rt_core.randomness import SampleRandom
 from rt_core.registry import use
 from rt_core.results import Results
@@ -44,7 +46,7 @@ def check(
         inputs_or_folder: a tensor, a folder of pictures, or any dataset.
         epsilon: radius of the l-infinity ball, in the bounds' units; 4/255 of their width unless given.
         minutes: how long it may take, roughly; decides how many samples are attacked, 16 at least and 1,000 at most.
-        store: a folder to keep the run in, so that it can go on.
+        store: a folder to keep the run in, so that it can go on; a finished run's number of samples is kept, whatever the minutes.
 
     Raises:
         PlanError: fewer than 16 samples.
@@ -57,13 +59,12 @@ def check(
     radius = epsilon if epsilon is not None else 4 / 255 * (high - low).max().item()
     encoders = {encoder.name: encoder}
     twin = untrained_twin(encoder)
-    if _varies(twin, samples):
+    useless = _uselessness(twin, encoder, samples)
+    if useless is None:
         encoders[twin.name] = twin
     else:
-        warnings.warn(
-            f"the untrained twin of {encoder.name!r} gives the same for all inputs and is left out", RobustnessWarning, stacklevel=2
-        )
-    attacked = _affordable(encoder, samples, 60 * minutes / len(encoders))
+        warnings.warn(f"the untrained twin of {encoder.name!r} {useless} and is left out", RobustnessWarning, stacklevel=2)
+    attacked = _kept_attacked(store) or _affordable(encoder, samples, 60 * minutes / len(encoders))
     plan = Evaluation(
         encoders=encoders,
         dataset=samples,
@@ -128,23 +129,39 @@ def _is_initial(weight: nn.Parameter) -> bool:
     return bool((weight == weight.flatten()[0]).all())
 
 
-def _varies(encoder: Encoder, samples: Samples) -> bool:
+def _uselessness(twin: Encoder, encoder: Encoder, samples: Samples) -> str | None:
+    """Return, in words, why an untrained twin says nothing, or None."""
+    weights = zip(twin.module.parameters(), encoder.module.parameters(), strict=True)
+    if all(torch.equal(fresh, trained) for fresh, trained in weights):
+        return "is the network itself, since no parameter of it can be initialized anew,"
     inputs = samples.inputs(range(2))
     check_inputs(inputs, encoder, what=f"inputs of dataset {samples.name!r}", ids=samples.ids)
     with torch.no_grad():
-        first, second = encoder(inputs.to(encoder.where() or inputs.device))
-    return bool(first.isfinite().all() and second.isfinite().all() and (first != second).any())
+        first, second = twin(moved_to(twin.where() or inputs.device, inputs))
+    varies = first.isfinite().all() and second.isfinite().all() and (first != second).any()
+    return None if varies else "gives the same for all inputs"
+
+
+def _kept_attacked(store: str | Path | None) -> int | None:
+    """Return how many samples the finished run in a folder attacked, if there is one."""
+    try:
+        return None if store is None else json.loads((Path(store) / "manifest.json").read_text(encoding="utf-8"))["attacked"]
+    except (OSError, ValueError, KeyError):
+        return None  # none yet, or a damaged one, which the run reports
 
 
 def _affordable(encoder: Encoder, samples: Samples, seconds: float) -> int:
-    """Return how many samples can be attacked in that time, with ten times as many in the bank."""
+    """Return how many samples can be attacked in that time where a run would put them, with ten times as many in the bank.
+
+    Time allows a power of two, so that a repeated check mostly attacks the same samples and finds its blocks again.
+    """
     inputs = samples.inputs(range(min(16, len(samples))))
-    with encoder.in_use(), torch.no_grad():
-        inputs = inputs.to(encoder.where() or inputs.device)
-        encoder(inputs[:2])
+    with encoder.in_use(find_device("auto")):
+        represent_rows(encoder, inputs[:2], 2)
         began = time.monotonic()
-        encoder(inputs)
+        represent_rows(encoder, inputs, len(inputs))  # ends on the CPU, when the device is done
         forward = (time.monotonic() - began) / len(inputs)
     # Two aims, each of steps that cost about three forward passes, a final pass, noise, and ten clean passes for the bank.
     cost = forward * (2 * (3 * _STEPS + 2) + 10)
-    return max(16, min(_MOST, int(seconds / cost), len(samples))) // 2 * 2
+    in_time = 1 << max(16, int(seconds / cost)).bit_length() - 1
+    return min(_MOST, in_time, len(samples)) // 2 * 2

@@ -130,12 +130,12 @@ def torch_dataset(dataset: Any, *, input_key: str | int | None = None, name: str
     ids = tuple(map(str, range(length)))
     if root is not None and isinstance(paths, list) and len(paths) == length and isinstance(paths[0], tuple):
         ids = tuple(Path(path).relative_to(root).as_posix() for path, *_ in paths)
-    has_labels = length > 0 and _label_of(dataset[0]) is not None
+    label = _label_of(dataset[0]) if length else None
     return Samples(
         name=name or type(dataset).__name__,
         ids=ids,
         read=_Items(dataset, input_key),
-        find_labels=_ItemLabels(dataset) if has_labels else None,
+        find_labels=None if label is None else _ItemLabels(dataset, label),
     )
 
 
@@ -237,7 +237,7 @@ class _Content:
     values: Tensor
 
     def __call__(self) -> str:
-        return hashlib.sha256(self.values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -278,10 +278,12 @@ class _Items:
 @dataclass(frozen=True, eq=False)
 class _ItemLabels:
     dataset: Any
+    first: int
 
     def __call__(self, rows: Sequence[int]) -> list[int]:
         known = getattr(self.dataset, "targets", None)
-        if known is not None and len(known) == len(self.dataset):
+        as_they_are = getattr(self.dataset, "target_transform", None) is None  # torchvision keeps targets as they were before it
+        if known is not None and as_they_are and len(known) == len(self.dataset) and _label_of((None, known[0])) == self.first:
             return [int(known[row]) for row in rows]
         return [self._known(row) for row in rows]
 

@@ -1,8 +1,6 @@
 """An encoder: any network as a frozen function from inputs inside bounds to representations, with everything put back afterwards."""
 
 import contextlib
-import hashlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError, ShapeError
+from rt_core.fingerprints import fingerprint
 from rt_core.randomness import SampleRandom
 from rt_core.shapes import check_shape
 from rt_core.weights import load_weights
@@ -106,7 +105,7 @@ class Encoder(nn.Module):
             return
         modes = [(module, module.training) for module in self.module.modules()]
         flags = [(weight, weight.requires_grad) for weight in self.module.parameters()]
-        home, away = self.where(), device or self.device
+        home, away = self.where(), self.device or device
         self._users = 1
         try:
             for module, _ in modes:
@@ -140,14 +139,7 @@ class Encoder(nn.Module):
     @property
     def fingerprint(self) -> str:
         """A hash of the weights, the structure and the settings, taken anew each time: two results can be told apart by it."""
-        digest = hashlib.sha256()
-        settings = (repr(self.module), _describe(self.bounds), self.normalize, _describe(self.output))
-        digest.update(repr(settings).encode())
-        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
-        for name, tensor in tensors:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:32]
+        return fingerprint([self.module, self.bounds, self.normalize, self.output, self.channels_last, str(self.device)])
 
     def train(self, mode: bool = True) -> "Encoder":
         """Do nothing: an encoder measures, so it is always in eval mode; train the network itself."""
@@ -305,7 +297,7 @@ class _Function(nn.Module):
         return self.function(inputs)
 
     def extra_repr(self) -> str:
-        return _describe(self.function)
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
@@ -403,13 +395,3 @@ def _show(bounds: tuple[Bound, Bound]) -> str:
 def _few(rows: list[int], ids: Sequence[str] | None) -> str:
     names = map(str, rows[:5]) if ids is None else (repr(ids[row]) for row in rows[:5])
     return f"{'rows' if ids is None else 'samples'} {', '.join(names)}" + (", …" if len(rows) > 5 else "")
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return repr(value.tolist())
-    if isinstance(value, tuple):
-        return repr(tuple(map(_describe, value)))
-    if inspect.isfunction(value):
-        return f"{value.__module__}.{value.__qualname__}:{hashlib.sha256(value.__code__.co_code).hexdigest()[:16]}"
-    return repr(value)

@@ -183,6 +183,8 @@ class Evaluation:
                     if chosen
                     else ""
                 )
+                if f"{label}{suffix}" in attacks:
+                    raise PlanError(f"attacks.{label}.grid makes {label}{suffix} twice; write values that differ in their first six digits")
                 attacks[f"{label}{suffix}"] = _read_use(label, {**table, **chosen})
         return cls(
             encoders={label: _read_use(label, table) for label, table in study.pop("encoders").items()},

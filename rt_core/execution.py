@@ -5,6 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tqdm import tqdm
 from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_key, note_frame, traces_of
 from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
-from rt_core.errors import PlanError, RobustnessWarning
+from rt_core.errors import InvalidInputs, PlanError, RobustnessWarning, RtError
 from rt_core.evaluation import Evaluation, describe
 from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progress_bar, represent_rows
 from rt_core.registry import Use, installed
@@ -26,7 +27,7 @@ from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
 from rt_core.traces import Attack, aims_of
 
-__all__ = ["run"]
+__all__ = ["find_device", "run"]
 
 _REHEARSED = 2
 _REHEARSAL_BANK = 32
@@ -64,7 +65,7 @@ def run(
     """
     began = time.monotonic()
     samples = as_samples(plan.dataset.make("dataset") if isinstance(plan.dataset, Use) else plan.dataset)
-    work = Work.of(plan, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), _device(device))
+    work = Work.of(plan, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), find_device(device))
     dataset = "" if store is None else _fingerprint(samples)
     kept = Store(store, {"dataset": dataset, "seed": plan.seed, "pairing": plan.pairing, "batch": work.batch})
     frames, notes, errors = [pd.DataFrame(columns=Results.COLUMNS)], [pd.DataFrame(columns=Results.NOTE_COLUMNS)], []
@@ -84,6 +85,7 @@ def run(
                     passes = {what: getattr(encoder.passes, what) - getattr(before, what) for what in ("forwards", "backwards")}
                     encoders[label] = {**_about(work, subject, given), "passes": passes}
                     errors += subject.errors
+                del subject, encoder  # before the next one's bank is made
     results = Results(
         frame=pd.concat([part for part in frames if len(part)] or frames, ignore_index=True),
         notes=pd.concat([part for part in notes if len(part)] or notes, ignore_index=True),
@@ -122,7 +124,9 @@ def _clean(work: Work, encoder: Encoder, fingerprint: str, store: Store, bar: tq
             bar.update(len(block.rows))
 
     if store.folder is not None and first.itemsize * shape[0] * shape[1] > _MAPPED:
-        return store.mapped(key_of(["bank", fingerprint, work.ids, work.batch, core_versions()]), shape, first.dtype, parts())
+        return store.mapped(
+            key_of(["bank", fingerprint, work.ids, work.batch, str(work.device), core_versions()]), shape, first.dtype, parts()
+        )
     whole = np.empty(shape, first.dtype)
     for block, part in zip(blocks, parts(), strict=True):
         whole[block.rows.start : block.rows.stop] = part
@@ -130,7 +134,7 @@ def _clean(work: Work, encoder: Encoder, fingerprint: str, store: Store, bar: tq
 
 
 def _clean_block(work: Work, encoder: Encoder, fingerprint: str, store: Store, block: Block) -> np.ndarray:
-    key = key_of(["clean", fingerprint, block.ids, work.batch, core_versions()])
+    key = key_of(["clean", fingerprint, block.ids, work.batch, str(work.device), core_versions()])
     found = store.load(key)
     if found is None:
         # Not block.inputs, which a block keeps: a bank's pictures are not held.
@@ -152,6 +156,11 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> flo
         return 0.0
     inputs = work.inputs(range(min(_REHEARSAL_BANK, len(work.order))))
     check_inputs(inputs, encoder, what=f"inputs of dataset {work.samples.name!r}", ids=work.ids)
+    if not torch.equal(inputs[:_REHEARSED], work.inputs(range(_REHEARSED))):
+        raise InvalidInputs(
+            f"dataset {work.samples.name!r} gives other inputs when it is read again (a random transform?), so clean and attacked would be of "
+            "different pictures; take the transform of evaluation"
+        )
     for name, attack, aim in pending:
         if attack is not None:
             check_fit(attack, encoder, aim, inputs, label=name)
@@ -180,8 +189,14 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> flo
         for name, attack, aim in pending:
             began = time.monotonic()
             key, traces = traces_of(work, subject, block, name, attack, aim)
-            for _ in metric_frames(work, subject, block, name, key, traces):
-                pass
+            try:
+                list(metric_frames(work, subject, block, name, key, traces))
+            except ValueError as error:
+                # What the whole bank can do (40 neighbors, say) may be too much for the rehearsal's: try one of its size.
+                if isinstance(error, RtError) or len(subject.bank) == len(work.order):
+                    raise
+                rows = torch.arange(len(work.order)) % len(clean)
+                list(metric_frames(work, replace(subject, bank=work.bank(clean[rows])), block, name, key, traces))
             seconds += (time.monotonic() - began) / _REHEARSED * work.attacked * share
     return seconds
 
@@ -223,9 +238,10 @@ def _about(work: Work, subject: Subject, given: Encoder | Use) -> dict[str, Any]
 def _near_duplicates(work: Work, subject: Subject) -> int:
     """Count attacked samples that have a near-duplicate in the bank: another sample breaks away from them at no cost."""
     attacked = torch.arange(work.attacked)
-    distance, _ = subject.bank.nearest(subject.bank.take(attacked), 1, attacked, "l2")
-    spread = distance.median()
-    return int((distance[:, 0] <= _DUPLICATE * spread).sum())
+    clean = subject.bank.take(attacked)
+    distance, _ = subject.bank.nearest(clean, 1, attacked, "l2")
+    apart = torch.linalg.vector_norm(clean[::2].double() - clean[1::2].double(), dim=1).median()  # pairs are random ones
+    return int((distance[:, 0] <= _DUPLICATE * apart).sum())
 
 
 def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, Any]], seconds: float, estimate: float) -> dict[str, Any]:
@@ -303,7 +319,12 @@ def _made(given: Encoder | Use, label: str) -> Encoder:
     return encoder
 
 
-def _device(device: str) -> torch.device:
+def find_device(device: str) -> torch.device:
+    """Return the device of that name; ``"auto"`` takes the accelerator if there is one.
+
+    Raises:
+        ValueError: it is not to be had here.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

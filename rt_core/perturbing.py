@@ -1,6 +1,7 @@
 """One attack on some inputs: called part by part, what comes back measured again, kept as a trace."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ __all__ = [
     "check_batch",
     "check_fit",
     "measure",
+    "moved_to",
     "passes_of",
     "perturb",
     "progress_bar",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 BLOCK = 64  # samples at a time unless told otherwise, and in a run's block whatever the batch
+_LENT = ("inputs", "clean", "targets", "target_inputs", "start")  # what of a batch an attack must leave as it is
+_WITHOUT_DOUBLE = frozenset({"mps"})  # types of devices that have no float64
 
 
 def perturb(
@@ -59,7 +63,8 @@ def perturb(
         divergence: what the attack moves, by name or a function.
         seed, ids: of the randomness, which belongs to (seed, id); ids are 0 … n-1 unless given.
         start: a first iterate to be taken as it is, for tests and warm starts; what comes of it may lie outside the ball.
-        bank: inputs of other samples, or a ``Bank`` of representations; a row of a sample's id, or equal to its representation, is its own.
+        bank: inputs of other samples, or a ``Bank`` of representations. A sample's own row is the one with its input; in a ``Bank``, that of
+            its id where ``ids`` are given, or else the one equal to its representation.
         batch: how many inputs at a time, 64 unless given.
 
     Returns:
@@ -101,7 +106,7 @@ def perturb(
             targets=None if targets is None else represent_rows(encoder, targets, size),
             target_inputs=targets,
             bank=known,
-            own=None if known is None else _own_rows(known, names, clean),
+            own=_own_inputs(bank, inputs) if isinstance(bank, Tensor) else _own_rows(bank, None if ids is None else names, clean),
             start=start,
         )
         with progress_bar(progress, len(inputs)) as bar:
@@ -150,11 +155,15 @@ def attack_batch(
 
 def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, label: str) -> None:
     if aim not in aims_of(attack):
-        reason = (
-            "an attack that starts at the clean input cannot move away from it, since the gradient of the divergence is zero there: start='random' or 'eta' can"
-            if aim == "away"
-            else "it does not support targets; leave them out, or take an attack that imitates"
-        )
+        if aim == "target":
+            reason = "it does not support targets; leave them out, or take an attack that imitates"
+        elif getattr(attack, "start", None) == "clean":
+            reason = (
+                "an attack that starts at the clean input cannot move away from it, since the gradient of the divergence is zero there: "
+                "start='random' or 'eta' can"
+            )
+        else:
+            reason = "it only imitates targets; give targets, or take an attack that moves away"
         raise ValueError(f"attack {label!r} does not support aim {aim!r} (it supports {', '.join(aims_of(attack))}): {reason}")
     ball = ball_of(attack)
     if ball is None:
@@ -174,6 +183,11 @@ def measure(divergence: Divergence, anchor: Tensor, representations: Tensor) -> 
     return divergence(anchor.cpu().double(), representations.cpu().double())
 
 
+def moved_to(device: torch.device, values: Tensor) -> Tensor:
+    """Return values on a device, in float32 where it has no float64."""
+    return (values.float() if values.dtype == torch.float64 and device.type in _WITHOUT_DOUBLE else values).to(device)
+
+
 def represent_rows(encoder: Encoder, inputs: Tensor, size: int) -> Tensor:
     """Return the representations of some inputs, ``size`` at a time, on the CPU.
 
@@ -182,7 +196,7 @@ def represent_rows(encoder: Encoder, inputs: Tensor, size: int) -> Tensor:
     """
     with torch.no_grad():
         device = encoder.where() or inputs.device
-        representations = torch.cat([encoder(part.to(device)).cpu() for part in inputs.split(size)])
+        representations = torch.cat([encoder(moved_to(device, part)).cpu() for part in inputs.split(size)])
     broken = (~representations.isfinite()).any(1).sum().item()
     if broken:
         raise EncoderError(
@@ -213,7 +227,8 @@ def progress_bar(wanted: bool, total: int, postfix: str = "") -> Iterator[tqdm]:
 
 
 def _attempt(encoder: Encoder, attack: Attack, part: Batch, divergence: Divergence, random: SampleRandom, label: str) -> Attempt:
-    unchanged = part.inputs._version
+    lent = {name: value for name in _LENT if (value := getattr(part, name)) is not None}
+    unchanged = {name: value._version for name, value in lent.items()}
     try:
         with random.global_generators("global generators"), torch.enable_grad():
             returned = attack(encoder, part, divergence, random=random)
@@ -221,8 +236,9 @@ def _attempt(encoder: Encoder, attack: Attack, part: Batch, divergence: Divergen
         error.add_note(f"in attack {label!r}, aim {part.aim}, on encoder {encoder.name!r}, samples {part.ids[0]} to {part.ids[-1]}")
         raise
     attempt = returned if isinstance(returned, Attempt) else Attempt(inputs=returned)
-    if part.inputs._version != unchanged:
-        raise AttackViolation(f"attack {label!r} changed the inputs that it was given in place; it must return new ones")
+    for name, value in lent.items():
+        if value._version != unchanged[name]:
+            raise AttackViolation(f"attack {label!r} changed the {name} that it was given in place; it must return new ones")
     for name, note in attempt.notes.items():
         check_shape(note, "batch", what=f"note {name!r} of attack {label!r}", batch=len(part.ids))
     if attempt.history is not None:
@@ -299,10 +315,10 @@ def _joined(parts: Sequence[Trace], **passes: Any) -> Trace:
 
 def _part(whole: Batch, rows: slice, device: torch.device) -> Batch:
     moved: dict[str, Any] = {}
-    for name in ("inputs", "clean", "targets", "target_inputs", "own", "start"):
+    for name in (*_LENT, "own"):
         if (values := getattr(whole, name)) is not None:
             # What was made under inference_mode is copied: autograd may not touch it.
-            moved[name] = values[rows].clone().to(device) if values.is_inference() else values[rows].to(device)
+            moved[name] = moved_to(device, values[rows].clone() if values.is_inference() else values[rows])
     return replace(whole, ids=whole.ids[rows], **moved)
 
 
@@ -313,8 +329,23 @@ def _bank_of(encoder: Encoder, bank: Tensor | Bank | None, size: int) -> Bank | 
     return Bank(represent_rows(encoder, bank, size), ids=tuple(f"bank/{row}" for row in range(len(bank))))
 
 
-def _own_rows(bank: Bank, ids: Sequence[str], clean: Tensor) -> Tensor:
-    own = bank.rows(ids)
+def _own_inputs(bank: Tensor, inputs: Tensor) -> Tensor:
+    """Return the row of each input in a bank of inputs, bit for bit the same, or -1: representations may differ with the batch."""
+    rows: dict[bytes, int] = {}
+    for row, one in enumerate(bank):
+        rows.setdefault(_digest(one), row)
+    return torch.tensor([rows.get(_digest(one), -1) for one in inputs])
+
+
+def _digest(one: Tensor) -> bytes:
+    return hashlib.sha256(one.detach().cpu().double().numpy().tobytes()).digest()
+
+
+def _own_rows(bank: Bank | None, ids: Sequence[str] | None, clean: Tensor) -> Tensor | None:
+    """Return the row of each sample in a bank of representations: by its id, if it has one that was given, or else an equal one; or -1."""
+    if bank is None:
+        return None
+    own = torch.full((len(clean),), -1) if ids is None else bank.rows(ids)
     for row in (own < 0).nonzero().flatten().tolist():
         for first, block in bank.blocks():
             same = (block == clean[row]).all(1).nonzero().flatten()

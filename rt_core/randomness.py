@@ -74,13 +74,21 @@ class SampleRandom:
         """
         seed = self.library_seed(purpose)
         python_state, numpy_state = python_random.getstate(), np.random.get_state()
+        mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
         try:
             with torch.random.fork_rng(devices=_devices()):
                 python_random.seed(seed)
                 np.random.seed(seed)
-                torch.manual_seed(seed)
+                # Not torch.manual_seed, which leaves a seed behind for a CUDA that is not started yet.
+                torch.default_generator.manual_seed(seed)
+                if torch.cuda.is_initialized():
+                    torch.cuda.manual_seed_all(seed)
+                if mps_state is not None:
+                    torch.mps.manual_seed(seed)
                 yield
         finally:
+            if mps_state is not None:
+                torch.mps.set_rng_state(mps_state)
             python_random.setstate(python_state)
             np.random.set_state(numpy_state)
 

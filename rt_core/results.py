@@ -1,6 +1,7 @@
 """What a run found: one row a sample and measure, and readings of it: a summary with intervals, a comparison of two encoders, a table."""
 
 import contextlib
+import itertools
 import json
 import math
 import warnings
@@ -77,12 +78,12 @@ class Results:
 
         Returns:
             Columns attack, aim, step, metric, mean_first, mean_second (medians where values are infinite), difference (first minus
-            second), low, high, p (sign flips, or exact for rates), p_corrected, n, better: the encoder that the difference favours;
-            ``"-"`` where p_corrected is above 1 - level, so that it cannot be told; ``"not comparable"``, without p, for what each
-            encoder measures on its own scale.
+            second), low, high, p (sign flips, or exact for rates), p_corrected, n, better: the encoder that the difference favours (more
+            of the samples, where values are infinite); ``"-"`` where p_corrected is above 1 - level, so that it cannot be told;
+            ``"not comparable"``, without p, for what each encoder measures on its own scale.
 
         Raises:
-            ValueError: no rows of an encoder of that name, or bank sizes that differ for a measure that depends on them.
+            ValueError: no rows of an encoder of that name.
         """
         known = list(dict.fromkeys(self.frame["encoder"]))
         for name in (first, second):
@@ -102,8 +103,10 @@ class Results:
             found = statistics.paired_comparison(
                 left, right, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
             )
-            center = np.mean if np.isfinite([left, right]).all() else np.median
-            favoured = first if (found.difference < 0) == (reading.better == "lower") else second
+            finite = np.isfinite([left, right]).all()
+            center = np.mean if finite else np.median
+            lean = found.difference if finite else int((left > right).sum()) - int((left < right).sum())  # what p is of
+            favoured = first if (lean < 0) == (reading.better == "lower") else second
             p = found.p if reading.comparable else math.nan
             rows.append([*key, center(left), center(right), found.difference, found.low, found.high, p, found.n, favoured])
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
@@ -169,28 +172,27 @@ class Results:
         except StoreError as error:
             _say(f"the results in {folder} are damaged ({error.__cause__!r}), so they are replaced, not added to")
             return self
-        changed = [what for what in ("samples", "bank", "quantile_bank") if earlier.manifest[what] != self.manifest[what]]
-        if changed or earlier.manifest["plan"]["divergence"] != self.manifest["plan"]["divergence"]:
-            _say(f"the results in {folder} were of another {' and '.join(changed) or 'divergence'}, so they are replaced, not added to")
+        if changed := earlier._changed(self):
+            _say(f"the results in {folder} were of another {' and '.join(changed)}, so they are replaced, not added to")
             return self
-        was, now = earlier._meanings(), self._meanings()
-        stale = {what: {label for label in was[what].keys() & now[what].keys() if was[what][label] != now[what][label]} for what in was}
+        stale = earlier._clashes(self)
         for what, labels in stale.items():
             for label in labels:
                 _say(f"{what} {label!r} is another than in the earlier run in {folder}, whose rows of it are replaced")
-        fresh = earlier.frame["metric"].str.split("/").str[0].isin(stale["metric"])
+        fresh = earlier.frame["metric"].isin([name for name in earlier.frame["metric"].unique() if earlier._label(name) in stale["metric"]])
         for what in ("encoder", "attack"):
             fresh |= earlier.frame[what].isin(stale[what])
         keys = ["encoder", "attack", "aim", "metric"]
         again = pd.MultiIndex.from_frame(earlier.frame[keys]).isin(pd.MultiIndex.from_frame(self.frame[keys]))
-        about = pd.MultiIndex.from_frame(earlier.notes[keys[:2]])
-        noted = about.isin(pd.MultiIndex.from_frame(self.notes[keys[:2]])) | np.isin(earlier.notes["attack"], list(stale["attack"]))
-        manifest = dict(self.manifest) | {what: {**earlier.manifest[what], **self.manifest[what]} for what in ("encoders", "metrics")}
+        about = pd.MultiIndex.from_frame(earlier.notes[keys[:3]])
+        noted = about.isin(pd.MultiIndex.from_frame(self.notes[keys[:3]])) | np.isin(earlier.notes["attack"], list(stale["attack"]))
+        manifest = {**self.manifest, **_joined(earlier.manifest, self.manifest)}
         # Those of blocks that this run did not try again: their rows are still missing.
-        unsettled = [error for error in earlier.manifest["errors"] if any(error.get(what, "-") not in {*now[what], "-"} for what in now)]
+        tried = self._meanings() | {"aim": {metric["aim"] for metric in self.manifest["metrics"].values()}}
+        unsettled = [
+            error for error in earlier.manifest["errors"] if any(error.get(what, "-") not in {*tried[what], "-"} for what in tried)
+        ]
         manifest["errors"] = [*self.manifest["errors"], *unsettled]
-        plans = (earlier.manifest["plan"], self.manifest["plan"])
-        manifest["plan"] = plans[1] | {what: {**plans[0][what], **plans[1][what]} for what in ("encoders", "attacks", "metrics")}
         return Results(
             frame=pd.concat([earlier.frame[~(fresh | again)], self.frame], ignore_index=True),
             notes=pd.concat([earlier.notes[~noted & ~earlier.notes["encoder"].isin(stale["encoder"])], self.notes], ignore_index=True),
@@ -202,6 +204,16 @@ class Results:
         plan = self.manifest["plan"]
         prints = {label: about["fingerprint"] for label, about in self.manifest["encoders"].items()}
         return json.loads(json.dumps({"encoder": prints, "attack": plan["attacks"], "metric": plan["metrics"]}))
+
+    def _changed(self, other: "Results") -> list[str]:
+        """Return what differs so that no rows of the two can stand in one table."""
+        one, two = ({**results.manifest, "divergence": results.manifest["plan"]["divergence"]} for results in (self, other))
+        return [what for what in ("samples", "seed", "bank", "quantile_bank", "divergence") if one[what] != two[what]]
+
+    def _clashes(self, other: "Results") -> dict[str, set[str]]:
+        """Return the labels that mean one thing here and another there."""
+        one, two = self._meanings(), other._meanings()
+        return {what: {label for label in one[what].keys() & two[what].keys() if one[what][label] != two[what][label]} for what in one}
 
     def save(self, path: str | Path) -> None:
         """Write the results to a folder: two csv files and the manifest.
@@ -219,19 +231,19 @@ class Results:
 
     @classmethod
     def load(cls, *paths: str | Path) -> "Results":
-        """Read results that were saved; of several folders, the rows of all, if they are of the same samples and metrics.
+        """Read results that were saved; of several folders, the rows of all, if they are of the same samples and labels mean the same.
 
         Raises:
-            StoreError: a folder without results or with damaged ones, or results of other samples.
+            StoreError: a folder without results or with damaged ones, or results that differ in samples, seed, bank, divergence or what a label means.
         """
         loaded = [cls._load_one(Path(path)) for path in paths]
-        for other, path in zip(loaded[1:], paths[1:], strict=True):
-            for what in ("samples", "seed", "bank"):
-                if other.manifest[what] != loaded[0].manifest[what]:
-                    raise StoreError(f"{path} and {paths[0]} differ in {what}, so their rows cannot stand in one table")
-        manifest = dict(loaded[0].manifest)
+        for (path, one), (place, two) in itertools.combinations(zip(paths, loaded, strict=True), 2):
+            labels = [f"what {what} {label!r} is" for what, clashing in one._clashes(two).items() for label in sorted(clashing)]
+            if differing := one._changed(two) or labels:
+                raise StoreError(f"{path} and {place} differ in {' and '.join(differing)}, so their rows cannot stand in one table")
+        manifest = loaded[0].manifest
         for other in loaded[1:]:
-            manifest |= {what: {**manifest[what], **other.manifest[what]} for what in ("metrics", "encoders")}
+            manifest = {**manifest, **_joined(manifest, other.manifest)}
         return cls(
             frame=pd.concat([one.frame for one in loaded], ignore_index=True).drop_duplicates([*_KEYS, "sample"], ignore_index=True),
             notes=pd.concat([one.notes for one in loaded], ignore_index=True).drop_duplicates(_NOTE_KEYS, ignore_index=True),
@@ -260,8 +272,12 @@ class Results:
     def _parts(self) -> Any:
         return self.frame.groupby(_KEYS, sort=False)
 
+    def _label(self, metric: str) -> str:
+        """Return the label of the metric that a row's measure is, or is a part of; a label may hold a slash of its own."""
+        return max((label for label in self.manifest["metrics"] if f"{metric}/".startswith(f"{label}/")), key=len)
+
     def _reading(self, metric: str) -> "_Reading":
-        described = self.manifest["metrics"][metric.split("/")[0]]
+        described = self.manifest["metrics"][self._label(metric)]
         low, high = (edge if edge is not None else sign * math.inf for edge, sign in zip(described["span"], (-1, 1), strict=True))
         return _Reading(described["better"], described["statistic"], (low, high), described["comparable"])
 
@@ -273,9 +289,15 @@ class Results:
         return values[~undefined], clusters, int(undefined.sum()), int((notes != "").sum())
 
     def _clusters(self, samples: np.ndarray, aim: str) -> np.ndarray | None:
-        """Return which samples count as one observation: groups of the dataset, else both sides of a pair under aim target."""
+        """Return which samples count as one observation: a group of the dataset; under aim target both sides of a pair, in the first's group.
+
+        That a second side may be of another group is left out: following it would tie a few large groups into one observation.
+        """
         about = self.manifest["samples"]
-        owner = about["group"] or (about["pair"] if aim == "target" else None)
+        owner = about["group"]
+        if aim == "target":
+            firsts = {pair: (owner or about["pair"])[row] for row, pair in reversed([*enumerate(about["pair"])])}
+            owner = [firsts[pair] for pair in about["pair"]]
         if owner is None:
             return None
         known = dict(zip(about["sample"], owner, strict=True))
@@ -299,6 +321,12 @@ class _Reading:
         """Return the values with the worst one wherever a certificate was not given."""
         worst = self.span[1] if self.better == "lower" else self.span[0]
         return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two manifests say of their labels, in one."""
+    plan = {what: {**first["plan"][what], **second["plan"][what]} for what in ("encoders", "attacks", "metrics")}
+    return {what: {**first[what], **second[what]} for what in ("encoders", "metrics")} | {"plan": {**second["plan"], **plan}}
 
 
 def _cell(row: Any) -> str:

@@ -10,8 +10,9 @@ from torch import nn
 
 import rt_core
 from rt_core import Encoder, PlanError, RobustnessWarning, check
-from rt_core.checking import findings, untrained_twin
+from rt_core.checking import _affordable, findings, untrained_twin
 from rt_core.cli import main
+from rt_core.datasets import as_samples
 from rt_core.testing import tiny_encoder, tiny_inputs
 
 
@@ -92,6 +93,33 @@ def test_a_twin_that_says_nothing_is_left_out():
     with pytest.warns(RobustnessWarning, match="the untrained twin of 'dead' gives the same for all inputs and is left out"):
         results = check(Encoder(Dead(), name="dead"), tiny_inputs(20), minutes=1e-6, progress=False)
     assert list(results.manifest["encoders"]) == ["dead"]
+
+
+def test_a_twin_that_is_the_network_itself_is_left_out():
+    network = tiny_encoder().module
+    with pytest.warns(RobustnessWarning, match="twin of 'wrapped' is the network itself, since no parameter .* and is left out"):
+        results = check(Encoder(lambda inputs: network(inputs), name="wrapped"), tiny_inputs(20), minutes=1e-6, progress=False)
+    assert list(results.manifest["encoders"]) == ["wrapped"]
+
+
+def test_a_repeated_check_attacks_the_same_samples(tmp_path):
+    encoder, samples = tiny_encoder(), as_samples(tiny_inputs(1100))
+    sizes = {_affordable(encoder, samples, seconds) for seconds in np.geomspace(1e-6, 1e3, 60)}
+    assert {16, 1000} <= sizes <= {16, 32, 64, 128, 256, 512, 1000}
+    first = check(encoder, tiny_inputs(40), minutes=1e-6, store=tmp_path, progress=False)
+    before = encoder.passes.backwards
+    again = check(encoder, tiny_inputs(40), minutes=10, store=tmp_path, progress=False)
+    assert first.manifest["attacked"] == again.manifest["attacked"] == 16
+    assert encoder.passes.backwards == before
+
+
+def test_time_is_taken_where_the_run_will_be(monkeypatch):
+    seen, encoder = [], tiny_encoder()
+    held = encoder.in_use
+    monkeypatch.setattr("rt_core.checking._device", lambda device: f"the device of {device!r}")
+    monkeypatch.setattr(encoder, "in_use", lambda device=None: seen.append(device) or held())
+    _affordable(encoder, as_samples(tiny_inputs(16)), 1.0)
+    assert seen[0] == "the device of 'auto'"
 
 
 def test_a_check_from_the_shell(tmp_path, monkeypatch, capsys):

@@ -162,6 +162,24 @@ def test_labels_that_a_dataset_knows_are_not_read_from_its_items():
     assert Known.read == before
 
 
+def test_targets_that_are_not_what_the_items_say_are_not_taken():
+    class Transformed(Items):
+        targets = LABELS
+
+        def target_transform(self, label):
+            return label + 10 * (label != 2)
+
+        def __getitem__(self, row):
+            one, label = super().__getitem__(row)
+            return one, self.target_transform(label)
+
+    pairs = list(zip(INPUTS, LABELS, strict=True))
+    assert as_samples(Transformed(pairs)).labels(range(5)) == [2, 10, 11, 10, 2]
+    other = Items(pairs)
+    other.targets = [7] * 5
+    assert as_samples(other).labels(range(5)) == LABELS
+
+
 def test_pictures_without_a_transform_become_tensors():
     picture = Image.new("L", (6, 4), 51)
     samples = as_samples(Items([(picture, 1), (picture, 0)]))

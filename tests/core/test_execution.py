@@ -247,6 +247,62 @@ def test_the_bank_holds_others_and_knows_each_sample_s_own_row():
     assert seen == [(5, [-1, 0, 1]), (6, [2, 1, 0])]
 
 
+def test_a_sample_s_own_row_is_found_by_its_input_or_its_id_if_that_was_given():
+    seen = []
+
+    def look(encoder, batch, divergence, random):
+        seen.append(batch.own.tolist())
+        return batch.inputs.clone()
+
+    encoder, inputs = tiny_encoder(), tiny_inputs(6)
+    uneven = Encoder(lambda inputs: inputs.flatten(1) * (1 + len(inputs) / 100), name="uneven")  # rows depend on the batch, as many do
+    perturb(Doing(do=look), uneven, inputs[:3], bank=inputs.flip(0))
+    perturb(Doing(do=look), uneven, inputs[:3], bank=inputs.flip(0), ids=["bank/0", "bank/1", "bank/2"])
+    reversed_bank = Bank(represent(encoder, inputs.flip(0)))
+    perturb(Doing(do=look), encoder, inputs[:3], bank=reversed_bank)  # "0", "1", … on both sides mean nothing
+    perturb(Doing(do=look), encoder, inputs[:3], bank=reversed_bank, ids=[0, 1, 2])
+    assert seen == [[5, 4, 3], [5, 4, 3], [5, 4, 3], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("name", ["inputs", "clean", "targets", "target_inputs", "start"])
+def test_nothing_that_an_attack_is_given_may_be_changed_in_place(name):
+    def change(encoder, batch, divergence, random):
+        getattr(batch, name).mul_(0.9)
+        return batch.inputs.clone()
+
+    inputs = tiny_inputs(2)
+    with pytest.raises(AttackViolation, match=f"attack 'Doing' changed the {name} that it was given in place"):
+        perturb(Doing(do=change), tiny_encoder(), inputs, targets=inputs.flip(0), start=inputs.clone())
+
+
+def test_an_attack_that_only_imitates_says_so():
+    @dataclass(frozen=True)
+    class Imitator:
+        aims: ClassVar[tuple[str, ...]] = ("target",)
+
+        def __call__(self, encoder, batch, divergence, *, random):
+            return batch.target_inputs
+
+    with pytest.raises(ValueError, match=r"supports target.*: it only imitates targets; give targets, or take an attack that moves away"):
+        perturb(Imitator(), tiny_encoder(), tiny_inputs(2))
+
+
+def test_inputs_are_float32_on_a_device_without_float64(monkeypatch):
+    monkeypatch.setattr("rt_core.perturbing._WITHOUT_DOUBLE", {"cpu"})
+    seen = []
+
+    def look(encoder, batch, divergence, random):
+        seen.append(batch.inputs.dtype)
+        return batch.inputs.clone()
+
+    def encode(inputs):
+        seen.append(inputs.dtype)
+        return inputs.flatten(1)
+
+    perturb(Doing(do=look), encode, tiny_inputs(2).double())
+    assert set(seen) == {torch.float32}
+
+
 def test_samples_without_a_gradient_are_stuck():
     flat = Encoder(lambda inputs: (inputs * 4).round().flatten(1) / 4, name="rounded")
     assert perturb(UPGD(epsilon=0.05, steps=2), flat, tiny_inputs(3)).stuck.tolist() == [True] * 3
@@ -880,3 +936,29 @@ def test_a_large_bank_is_mapped_from_its_file(tmp_path, monkeypatch):
     frames_equal(run(plan(), store=tmp_path, progress=False).frame, whole.frame)
     assert len(list(tmp_path.glob("*.npy"))) == 1
     frames_equal(run(plan(encoders=[encoder]), store=tmp_path, progress=False).frame, whole.frame)
+
+
+def test_a_dataset_that_draws_anew_is_refused():
+    class Drawn(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, row):
+            return torch.rand(3, 8, 8)
+
+    with pytest.raises(InvalidInputs, match="gives other inputs when it is read again"):
+        run(plan(dataset=Drawn()), progress=False)
+
+
+def test_a_metric_that_needs_more_of_the_bank_than_the_rehearsal_has_is_not_refused():
+    labelled = tensors(tiny_inputs(80), labels=[row % 2 for row in range(80)])
+    results = run(plan(dataset=labelled, metrics=[use("knn_accuracy", k=40)], bank=80), progress=False)
+    assert len(results.frame) == 12
+    with pytest.raises(ValueError, match="k is 80"):
+        run(plan(dataset=labelled, metrics=[use("knn_accuracy", k=80)], bank=80, attacked=80), progress=False)
+
+
+def test_many_near_duplicates_are_all_counted():
+    inputs = tiny_inputs(20).repeat_interleave(2, dim=0)
+    with pytest.warns(RobustnessWarning, match="12 of 12 attacked samples have a near-duplicate"):
+        run(plan(dataset=inputs, bank=40), progress=False)

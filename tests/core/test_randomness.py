@@ -110,6 +110,22 @@ def test_global_generators_are_seeded_and_put_back_on_error_too():
     assert torch.equal(before[2], torch.get_rng_state())
 
 
+def test_only_generators_that_are_put_back_are_seeded(monkeypatch):
+    seeded, put_back = [], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)  # before CUDA is started, it would be kept until then
+    monkeypatch.setattr(torch.mps, "manual_seed", seeded.append)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "before")
+    monkeypatch.setattr(torch.mps, "set_rng_state", put_back.append)
+    for available in (False, True):
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda available=available: available)
+        with SampleRandom.of(0, IDS).global_generators("library"):
+            drawn = torch.rand(3)
+    assert seeded == [SampleRandom.of(0, IDS).library_seed("library")]
+    assert put_back == ["before"]
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(seeded[0])))
+
+
 def test_drawing_leaves_the_global_generators_alone():
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     SampleRandom.of(0, IDS).normal("a", (3,))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy.stats import beta, binom
 
-from rt_core import Evaluation, Results, StoreError, run, statistics, use
+from rt_core import Evaluation, Results, RobustnessWarning, StoreError, run, statistics, use
 from rt_core.baselines import UniformNoise
 from rt_core.datasets import tensors
 from rt_core.testing import tiny_encoder, tiny_inputs
@@ -30,21 +30,24 @@ for reading in METRICS.values():
 METRICS["raw"] = METRICS["shift"] | {"comparable": False}
 
 
-def made(values, *, groups=None, seed=0, bank=20):
+def made(values, *, groups=None, seed=0, bank=20, metrics=METRICS):
     """Results of these values: {(encoder, metric): values}, a value a sample; a string beside one is its note."""
     rows, longest = [], max(map(len, values.values()))
     for (encoder, metric), numbers in values.items():
-        aim = METRICS[metric]["aim"]
+        aim = metrics[metric]["aim"]
         for sample, value in enumerate(numbers):
             number, note = value if isinstance(value, tuple) else (value, "")
             attack = "-" if aim == "clean" else "pgd"
             rows.append((encoder, attack, aim, 0, metric, f"s{sample}", number, note))
     manifest = {
-        "metrics": METRICS,
-        "encoders": {encoder: {} for encoder, _ in values},
+        "plan": {"encoders": {}, "attacks": {"pgd": {}}, "metrics": metrics, "divergence": "l2"},
+        "metrics": metrics,
+        "encoders": {encoder: {"fingerprint": encoder} for encoder, _ in values},
+        "errors": [],
         "samples": {"sample": [f"s{row}" for row in range(longest)], "pair": [row // 2 for row in range(longest)], "group": groups},
         "seed": seed,
         "bank": bank,
+        "quantile_bank": bank,
     }
     columns = ["encoder", "attack", "aim", "step", "metric", "sample", "value", "note"]
     notes = pd.DataFrame([("a", "pgd", "away", "s0", "stuck", 0.0)], columns=["encoder", "attack", "aim", "sample", "name", "value"])
@@ -140,6 +143,22 @@ def test_groups_of_the_dataset_are_what_is_independent():
         assert grouped["estimate"] == alone["estimate"]
 
 
+def test_a_pair_belongs_to_the_group_of_its_first_side():
+    # Pairs (0, 1), (2, 3), …; under aim target both sides count with the first's group, under aim away each with its own.
+    numbers = np.random.default_rng(2).random(80).tolist()
+    groups = [str(row // 4 if row % 2 == 0 else row) for row in range(80)]
+    for metric, owner in (("relative", np.arange(80) // 4), ("shift", np.array(groups))):
+        row = summary_of(numbers, metric, groups=groups)
+        expected = statistics.interval(np.array(numbers), statistic="median", groups=owner, seed=0)
+        assert (row["low"], row["high"]) == (expected.low, expected.high)
+
+
+def test_with_a_group_each_both_sides_of_a_pair_are_still_one_observation():
+    numbers = np.repeat(np.random.default_rng(0).random(30), 2).tolist()
+    alone, grouped = summary_of(numbers, "relative"), summary_of(numbers, "relative", groups=[str(row) for row in range(60)])
+    assert (alone["low"], alone["high"]) == (grouped["low"], grouped["high"])
+
+
 def test_a_level_may_be_asked_for():
     results = made({("a", "risk"): [1, 0, 0, 0, 0, 1]})
     wide, narrow = (results.summary(level=level).iloc[0] for level in (0.99, 0.8))
@@ -150,6 +169,14 @@ def test_parts_of_one_metric_are_read_alike():
     results = made({("a", "radius"): [1.0, 2.0, 3.0]})
     frame = results.frame.assign(metric="radius/low")
     assert Results(frame=frame, notes=results.notes, manifest=results.manifest).summary().iloc[0]["better"] == "higher"
+
+
+def test_a_label_may_hold_a_slash():
+    metrics = {"mine/radius": METRICS["radius"], "mine": METRICS["bound"], "mine/rad": METRICS["bound"]}
+    results = made({("a", "mine/radius"): [1.0, 2.0, 3.0]}, metrics=metrics)
+    for metric, better in (("mine/radius", "higher"), ("mine/radius/low", "higher"), ("mine/other", "lower"), ("mine", "lower")):
+        parts = Results(frame=results.frame.assign(metric=metric), notes=results.notes, manifest=results.manifest)
+        assert parts.summary().iloc[0]["better"] == better
 
 
 # Comparing
@@ -199,6 +226,16 @@ def test_a_certificate_that_was_not_given_loses():
     assert row["difference"] == pytest.approx(0.7)
     (row,) = results.compare("a", "b", level=0.9).to_dict("records")
     assert row["better"] == "a"
+
+
+def test_where_values_are_infinite_the_favoured_encoder_is_the_one_that_p_is_of():
+    # On twenty samples a is infinitely better, on three a little worse; on two, both are infinite.
+    first, second = [math.inf] * 20 + [1.0] * 3 + [math.inf] * 2, [1.0] * 20 + [1.5] * 3 + [math.inf] * 2
+    results = made({("a", "radius"): first, ("b", "radius"): second})
+    for names in ("ab", "ba"):
+        (row,) = results.compare(*names).to_dict("records")
+        assert row["p"] < 0.01
+        assert row["better"] == "a"
 
 
 def test_p_values_are_corrected_for_their_number():
@@ -335,6 +372,61 @@ def test_results_that_cannot_stand_together_are_refused(tmp_path, changed, words
     real(**dataset | changed).save(tmp_path / "b")
     with pytest.raises(StoreError, match=words):
         Results.load(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"quantile_bank": 10}, "differ in quantile_bank"),
+        ({"divergence": "l1"}, "differ in divergence"),
+        ({"encoders": {"a": tiny_encoder(seed=3)}}, "differ in what encoder 'a' is"),
+        ({"attacks": {"noise": UniformNoise(epsilon=0.2)}}, "differ in what attack 'noise' is"),
+        ({"metrics": ["divergence", use("knn_accuracy", k=5)]}, "differ in what metric 'knn_accuracy' is"),
+    ],
+)
+def test_folders_of_which_a_label_says_two_things_are_refused(tmp_path, changed, words):
+    parts = {"attacks": {"noise": UniformNoise(epsilon=0.1)}, "metrics": ["divergence", use("knn_accuracy", k=3)]}
+    real(encoders={"other": tiny_encoder(seed=4)}, attacks={"pgd": UPGD(epsilon=0.1, steps=2)}, metrics=["overlap_risk"]).save(
+        tmp_path / "a"
+    )
+    for name, more in (("b", {}), ("c", changed)):
+        real(**parts | more).save(tmp_path / name)
+    Results.load(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(StoreError, match=f"{tmp_path / 'b'} and {tmp_path / 'c'} {words}"):
+        Results.load(tmp_path / "b", tmp_path / "c")
+    if "what" in words:  # the first of three knows nothing of the label
+        with pytest.raises(StoreError, match=f"{tmp_path / 'b'} and {tmp_path / 'c'} {words}"):
+            Results.load(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+
+
+def test_the_attacks_of_every_folder_stand_in_the_caption(tmp_path):
+    for name, attack in (("mild", UniformNoise(epsilon=0.1)), ("strong", UniformNoise(epsilon=0.2))):
+        real(attacks={name: attack}).save(tmp_path / name)
+    merged = Results.load(tmp_path / "mild", tmp_path / "strong")
+    assert "attacks mild, strong;" in repr(merged)
+    assert ["mild: epsilon=0.1" in merged.caption(), "strong: epsilon=0.2" in merged.caption()] == [True, True]
+
+
+def test_what_is_added_to_a_folder_takes_the_place_of_its_own_label_alone(tmp_path):
+    metrics = {"mine/radius": METRICS["radius"], "mine": METRICS["bound"]}
+    made({("a", "mine/radius"): [1.0, 2.0], ("a", "mine"): [3.0, 4.0]}, metrics=metrics).save(tmp_path)
+    later = made({("a", "mine/radius"): [5.0, 6.0]}, metrics={"mine/radius": METRICS["radius"] | {"comparable": False}})
+    later = Results(frame=later.frame.assign(metric="mine/radius/low"), notes=later.notes, manifest=later.manifest)
+    with pytest.warns(RobustnessWarning, match="metric 'mine/radius' is another"):
+        both = later.added_to(tmp_path)
+    assert dict(zip(both.frame["metric"], both.frame["value"], strict=True)) == {"mine": 4.0, "mine/radius/low": 6.0}
+
+
+def test_what_is_added_to_a_folder_keeps_the_notes_and_errors_of_another_aim(tmp_path):
+    earlier = made({("a", "share"): [0.1, 0.2], ("a", "relative"): [1.0, 2.0]})
+    where = {"encoder": "a", "attack": "pgd", "samples": "s0 to s1", "error": "wrong"}
+    earlier.manifest["errors"] = [where | {"aim": aim} for aim in ("away", "target")]
+    notes = pd.concat([earlier.notes, earlier.notes.assign(aim="target", value=1.0)])
+    Results(frame=earlier.frame, notes=notes, manifest=earlier.manifest).save(tmp_path)
+    both = made({("a", "share"): [0.3, 0.4]}, metrics={"share": METRICS["share"]}).added_to(tmp_path)
+
+    assert [error["aim"] for error in both.manifest["errors"]] == ["target"]
+    assert both.notes[["aim", "value"]].to_numpy().tolist() == [["target", 1.0], ["away", 0.0]]
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

@@ -38,7 +38,7 @@ def relative_quantile(adversarial: Tensor, clean: Tensor, targets: Tensor, diver
     adversarial, clean, targets: [batch, dim] -> [batch]
     """
     measure = find_divergence(divergence)
-    reference, moved, start = targets.double(), adversarial.double(), clean.double()
+    reference, moved, start = targets.cpu().double(), adversarial.cpu().double(), clean.cpu().double()
     apart = measure(reference, start)
     return torch.where(apart > 0, measure(reference, moved) / apart, torch.nan)
 
@@ -51,7 +51,7 @@ def breakaway_risk(adversarial: Tensor, clean: Tensor, bank: Bank | Tensor, own:
     adversarial, clean: [batch, dim]; bank: [bank, dim]; own: [batch], each sample's row in the bank or -1 -> [batch], in [0, 1]
     """
     known = _as_bank(bank)
-    others = len(known) - (own >= 0).long()
+    others = len(known) - (own.cpu() >= 0).long()
     return known.closer_counts(adversarial, clean, own, divergence).double() / others
 
 
@@ -89,13 +89,13 @@ def adversarial_margin(
     first, second: clean representations; first_to_second, second_to_first: attacked ones; all [pairs, dim] -> [pairs]
     """
     kept, intruder = _from_first(first, first_to_second, second_to_first, divergence)
-    apart = find_divergence(divergence)(first.double(), second.double())
+    apart = find_divergence(divergence)(first.cpu().double(), second.cpu().double())
     return torch.where(apart > 0, (intruder - kept) / apart, torch.nan)
 
 
 def _from_first(first: Tensor, first_to_second: Tensor, second_to_first: Tensor, divergence: str | Divergence) -> tuple[Tensor, Tensor]:
     measure = find_divergence(divergence)
-    return measure(first.double(), first_to_second.double()), measure(first.double(), second_to_first.double())
+    return measure(first.cpu().double(), first_to_second.cpu().double()), measure(first.cpu().double(), second_to_first.cpu().double())
 
 
 def _as_bank(bank: Bank | Tensor) -> Bank:

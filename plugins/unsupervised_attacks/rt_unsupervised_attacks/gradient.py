@@ -263,7 +263,7 @@ def _step(slope: Tensor, norm: str, size: float) -> Tensor:
         return slope.sign().mul_(size)
     tiny = torch.finfo(slope.dtype).tiny
     unit = slope / per_sample(slope.flatten(1).abs().amax(1).clamp(min=tiny), slope)  # so that squares of a small slope are not 0
-    return unit * per_sample(size / lengths(unit).clamp(min=tiny), slope)
+    return unit * per_sample(size / lengths(unit).clamp(min=0.5), slope)  # 1 at least, but for a slope of zero, which stays one
 
 
 def _in_l2_ball(random: SampleRandom, inputs: Tensor, radius: float, purpose: str) -> Tensor:
