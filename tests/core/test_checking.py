@@ -116,7 +116,7 @@ def test_a_repeated_check_attacks_the_same_samples(tmp_path):
 def test_time_is_taken_where_the_run_will_be(monkeypatch):
     seen, encoder = [], tiny_encoder()
     held = encoder.in_use
-    monkeypatch.setattr("rt_core.checking._device", lambda device: f"the device of {device!r}")
+    monkeypatch.setattr("rt_core.checking.find_device", lambda device: f"the device of {device!r}")
     monkeypatch.setattr(encoder, "in_use", lambda device=None: seen.append(device) or held())
     _affordable(encoder, as_samples(tiny_inputs(16)), 1.0)
     assert seen[0] == "the device of 'auto'"
