@@ -278,7 +278,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
 def _fingerprint(samples: Samples) -> str:
     """Return what a store knows a dataset by: its name and ids, what it says of its content, and some inputs spread over it."""
     rows = sorted({round(row) for row in np.linspace(0, len(samples) - 1, _SPOTS)})
-    spots = hashlib.sha256(samples.inputs(rows).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    spots = hashlib.sha256(samples.inputs(rows).cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
     return key_of([samples.name, *samples.ids, samples.content() if samples.content else None, spots])
 
 

@@ -154,6 +154,7 @@ def attack_batch(
 
 
 def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, label: str) -> None:
+    """Raise ValueError unless an attack has this aim, and a ball that is no larger than the encoder's bounds."""
     if aim not in aims_of(attack):
         if aim == "target":
             reason = "it does not support targets; leave them out, or take an attack that imitates"

@@ -43,11 +43,6 @@ class SampleRandom:
         ids = self.ids[rows] if isinstance(rows, slice) else tuple(self.ids[row] for row in rows)
         return SampleRandom(self.seed, ids)
 
-    def derive(self, purpose: str) -> "SampleRandom":
-        """Return another family of streams for the same samples, for a part that draws by purposes of its own (a restart, say)."""
-        digest = hashlib.blake2b(f"{self.seed}\0derive\0{purpose}".encode(), digest_size=8).digest()
-        return SampleRandom(int.from_bytes(digest, "little"), self.ids)
-
     def uniform(self, purpose: str, shape: Sequence[int], *, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Draw from [low, high).
 

@@ -42,7 +42,6 @@ def test_the_same_purpose_gives_the_same_numbers_and_another_gives_others():
     others = [
         random.uniform("noise", (50,)),
         SampleRandom.of(1, IDS).uniform("start", (50,)),
-        random.derive("restart").uniform("start", (50,)),
         SampleRandom.of(0, [f"{one}x" for one in IDS]).uniform("start", (50,)),
     ]
     for one in others:
@@ -84,7 +83,6 @@ def test_a_scalar_a_sample_and_parts_of_the_samples():
     assert random.uniform("length", ()).shape == (7,)
     assert torch.equal(random.select(slice(2, 5)).normal("a", (4,)), random.normal("a", (4,))[2:5])
     assert torch.equal(random.select([4, 1]).normal("a", (4,)), random.normal("a", (4,))[[4, 1]])
-    assert torch.equal(random.derive("part").select([4]).normal("a", (4,)), random.derive("part").normal("a", (4,))[[4]])
 
 
 def test_global_generators_are_seeded_and_put_back_on_error_too():
