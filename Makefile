@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test lint bench
+.PHONY: demo test lint bench coverage
 
 .venv/installed: $(SOURCES)
 	$(PYTHON) -m venv .venv
@@ -27,3 +27,6 @@ bench: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ranks.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/attack_step.py
+
+coverage: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/coverage.py

@@ -18,6 +18,7 @@ from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import AttackViolation, InvalidInputs, PlanError, RtError
 from rt_core.evaluation import Evaluation
 from rt_core.fingerprints import fingerprint
+from rt_core.gallery import Picture
 from rt_core.neighbors import Bank
 from rt_core.perturbing import BLOCK, attack_batch, measure
 from rt_core.randomness import SampleRandom, stream
@@ -27,6 +28,9 @@ from rt_core.store import Store, key_of
 from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
 
 __all__ = ["Block", "Subject", "Work", "attack_key", "core_versions", "metric_frames", "metric_key", "note_frame", "traces_of"]
+
+_PARTS = 10
+_FIXED, _WORST, _SHOWN = 4, 1, 4  # adversarial inputs that are kept: of the first block, of every block, and of the worst of all blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,23 @@ class Work:
     def ids(self) -> tuple[str, ...]:
         return tuple(self.samples.ids[row] for row in self.order)
 
+    @cached_property
+    def parts(self) -> list[int] | None:
+        """Return which of ten parts of the bank each sample of the order is in; None where the bank's own sampling error is small.
+
+        It is where there are ten times as many as attacked of what is independent: groups where the dataset has them, else pairs. A part
+        holds whole ones of these, so that each is a smaller sample of the same kind.
+        """
+        groups = self.samples.groups
+        owners: list[Any] = [row // 2 if groups is None else groups[place] for row, place in enumerate(self.order)]
+        number = {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
+        few = len(number) < 10 * len(set(owners[: self.attacked]))
+        return [number[owner] % _PARTS for owner in owners] if few and len(number) > 1 else None
+
+    @cached_property
+    def parts_key(self) -> str:
+        return key_of(self.parts)
+
     def inputs(self, rows: Sequence[int]) -> Tensor:
         """Return the inputs of some rows of the order.
 
@@ -107,8 +128,9 @@ class Work:
     def bank(self, representations: Tensor | np.ndarray) -> Bank:
         """Return the bank of the first samples of the order."""
         known = len(representations)
-        labels = None if self.labels is None else self.labels[:known]
-        return Bank(representations, ids=self.ids[:known], labels=labels, quantile_rows=min(self.plan.quantile_bank, known))
+        labels, parts = (None if values is None else values[:known] for values in (self.labels, self.parts))
+        rows = min(self.plan.quantile_bank, known)
+        return Bank(representations, ids=self.ids[:known], labels=labels, quantile_rows=rows, parts=parts, seed=self.plan.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +168,13 @@ class Subject:
     store: Store
     strict: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
+    pictures: dict[tuple[str, str], list[Picture]] = field(default_factory=dict)
+
+    @cached_property
+    def reduced(self) -> dict[int, Bank]:
+        """Return the bank without each of its parts."""
+        parts = self.bank.parts.unique().tolist()
+        return {part: self.bank.without(part) for part in parts}
 
     def failed(self, error: Exception, block: Block, **what: str) -> None:
         """Record what an attack or metric raised, with where, or raise it again."""
@@ -175,18 +204,21 @@ def traces_of(work: Work, subject: Subject, block: Block, name: str, attack: Att
         ]
     key = attack_key(work, subject.fingerprint, block, attack, aim)
     found = subject.store.load(key)
-    if found is None:
+    if found is None or found["bank"] not in (0, len(subject.bank)):
         inputs = block.inputs_for(subject.encoder)
         whole = Batch(**known, inputs=inputs, target_inputs=inputs[partner] if aim == "target" else None, bank=subject.bank, own=rows)
-        random = SampleRandom.of(work.plan.seed, block.ids)
+        random, reads = SampleRandom.of(work.plan.seed, block.ids), subject.bank.reads
         try:
-            trace = attack_batch(subject.encoder, attack, whole, work.divergence, random, work.batch, label=name, keep_inputs=False)
+            trace = attack_batch(subject.encoder, attack, whole, work.divergence, random, _batch_of(work, attack), label=name)
         except Exception as error:
             subject.failed(error, block, attack=name, aim=aim)
             return key, []
-        found = _arrays(trace)
+        # An attack that looked at the bank may do another thing in another bank.
+        found = _arrays(trace) | _kept(block, trace) | {"bank": np.array(len(subject.bank) if subject.bank.reads > reads else 0)}
         subject.store.save(key, found)
-    return key, _from_arrays(found, {**known, "partner": partner if aim == "target" else None}, work.divergence)
+    traces = _from_arrays(found, {**known, "partner": partner if aim == "target" else None}, work.divergence)
+    _show(subject, block, name, found, traces[-1])
+    return key, traces
 
 
 def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: str, traces: Sequence[Trace]) -> Iterator[pd.DataFrame]:
@@ -203,7 +235,7 @@ def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: st
         found = subject.store.load(named)
         if found is None:
             try:
-                found = {name: values for trace in traces for name, values in _measured(metric, label, trace, subject.bank, context)}
+                found = _rows_of(metric, label, traces, subject, context)
             except Exception as error:
                 subject.failed(error, block, attack=name, aim=traces[0].aim, metric=label)
                 continue
@@ -213,19 +245,25 @@ def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: st
         for entry in (entry for entry in found if entry.startswith("value/")):
             _, step, part = entry.split("/", 2)
             rows = {"step": int(step), "metric": f"{label}/{part}" if part else label, "sample": ids, "value": found[entry]}
-            yield pd.DataFrame(about | rows | {"note": found.get(f"note/{step}/{part}", "")})
+            without = {
+                f"without_{left_out}": found.get(f"without_{left_out}/{entry}", np.nan) for left_out in sorted(set(work.parts or ()))
+            }
+            yield pd.DataFrame(about | rows | {"note": found.get(f"note/{step}/{part}", "")} | without)
 
 
 def attack_key(work: Work, encoder: str, block: Block, attack: Attack | None, aim: str) -> str:
-    """Return the key of an attack's block: everything that its traces depend on, with ``encoder``'s fingerprint."""
+    """Return the key of an attack's block: everything that its traces depend on, with ``encoder``'s fingerprint.
+
+    But for the bank, of which the block itself says whether the attack looked at it.
+    """
     made_by = [fingerprint(attack), _version_of(attack), aim, fingerprint(work.divergence), work.plan.seed, work.batch]
-    return key_of(["attack", encoder, *made_by, block.ids, len(work.order), str(work.device), core_versions()])
+    return key_of(["attack", encoder, *made_by, block.ids, str(work.device), core_versions()])
 
 
 def metric_key(work: Work, key: str, metric: Metric) -> str:
     """Return the key of a metric's block on the attack's block of that key."""
     read_by = [fingerprint(metric), _version_of(metric), fingerprint(work.divergence), len(work.order), work.plan.quantile_bank]
-    return key_of(["metric", key, *read_by, work.labels_key])
+    return key_of(["metric", key, *read_by, work.labels_key, work.parts_key])
 
 
 def note_frame(subject: Subject, name: str, trace: Trace) -> pd.DataFrame:
@@ -248,6 +286,50 @@ def note_frame(subject: Subject, name: str, trace: Trace) -> pd.DataFrame:
 def core_versions() -> list[str]:
     """Return the versions that every number depends on."""
     return [version("torch"), np.__version__, version("rt-core")]
+
+
+def _batch_of(work: Work, attack: Attack) -> int:
+    """Return how many samples an attack sees at a time: a whole block where its loss couples them, so that the plan alone says which."""
+    return BLOCK if getattr(attack, "joint", False) else work.batch
+
+
+def _rows_of(metric: Metric, label: str, traces: Sequence[Trace], subject: Subject, context: Context) -> dict[str, np.ndarray]:
+    """Return what a metric says of each trace, and, if it looked at a small bank, what it says with each part of the bank left out."""
+    reads = subject.bank.reads
+    found = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, subject.bank, context)}
+    if subject.bank.reads == reads or subject.strict or len(subject.bank.parts.unique()) == 1:
+        return found
+    values = [name for name in found if name.startswith("value/")]
+    for part, bank in subject.reduced.items():
+        try:
+            again = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, bank, context)}
+        except ValueError:  # what the whole bank can just do (40 neighbors, say) a smaller one cannot: then its error is not known
+            again = {name: np.full(len(found[name]), np.inf) for name in values}
+        found |= {f"without_{part}/{name}": again[name] for name in values}
+    return found
+
+
+def _kept(block: Block, trace: Trace) -> dict[str, np.ndarray]:
+    """Return the adversarial inputs to keep: those of the first samples of the order, and the worst of each block."""
+    assert trace.inputs is not None, "a block's trace holds its inputs"
+    worst = trace.divergence.argsort(descending=trace.aim == "away", stable=True)[:_WORST]
+    rows = torch.cat([torch.arange(_FIXED if block.rows.start == 0 else 0)[: len(trace)], worst])
+    return {"kept/rows": rows.numpy(), "kept/inputs": trace.inputs[rows].cpu().numpy()}
+
+
+def _show(subject: Subject, block: Block, name: str, found: Mapping[str, np.ndarray], trace: Trace) -> None:
+    """Add what a block keeps to what will be shown of its attack; of the worst, the worst few of all blocks stay."""
+    about = {"encoder": subject.label, "attack": name, "aim": trace.aim}
+    shown = subject.pictures.setdefault((name, trace.aim), [])
+    rows = found["kept/rows"].tolist()
+    for place, (row, adversarial) in enumerate(zip(rows, found["kept/inputs"], strict=True)):
+        why = "fixed" if place < len(rows) - _WORST else "worst"
+        one = {**about, "sample": block.ids[row], "why": why, "divergence": trace.divergence[row].item()}
+        shown.append(Picture(one, block.rows[row], adversarial.copy()))
+    worst = [picture for picture in shown if picture.about["why"] == "worst"]
+    worst.sort(key=lambda picture: picture.about["divergence"], reverse=trace.aim == "away")
+    for picture in worst[_SHOWN:]:
+        shown.remove(picture)
 
 
 def _measured(metric: Metric, label: str, trace: Trace, bank: Bank, context: Context) -> Iterator[tuple[str, np.ndarray]]:

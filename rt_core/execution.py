@@ -1,6 +1,7 @@
 """The only loop over plans: a rehearsal, then each encoder's clean pass and its blocks, to results."""
 
 import hashlib
+import itertools
 import platform
 import time
 import warnings
@@ -21,6 +22,8 @@ from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import InvalidInputs, PlanError, RobustnessWarning, RtError
 from rt_core.evaluation import Evaluation, describe
+from rt_core.gallery import Gallery, Picture
+from rt_core.neighbors import quantile_error
 from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progress_bar, represent_rows
 from rt_core.registry import Use, installed
 from rt_core.results import Results
@@ -70,6 +73,7 @@ def run(
     kept = Store(store, {"dataset": dataset, "seed": plan.seed, "pairing": plan.pairing, "batch": work.batch})
     frames, notes, errors = [pd.DataFrame(columns=Results.COLUMNS)], [pd.DataFrame(columns=Results.NOTE_COLUMNS)], []
     encoders: dict[str, Any] = {}
+    pictures: list[Picture] = []
     with torch.inference_mode(False):
         _warn_of_rows_to_miss(work)
         estimate = sum(_rehearse(work, label, given, kept) for label, given in plan.encoders.items())
@@ -85,11 +89,13 @@ def run(
                     passes = {what: getattr(encoder.passes, what) - getattr(before, what) for what in ("forwards", "backwards")}
                     encoders[label] = {**_about(work, subject, given), "passes": passes}
                     errors += subject.errors
+                    pictures += itertools.chain.from_iterable(subject.pictures.values())
                 del subject, encoder  # before the next one's bank is made
     results = Results(
         frame=pd.concat([part for part in frames if len(part)] or frames, ignore_index=True),
         notes=pd.concat([part for part in notes if len(part)] or notes, ignore_index=True),
         manifest=_manifest(work, encoders, errors, time.monotonic() - began, estimate),
+        gallery=Gallery.of(pictures, lambda row: work.inputs([row])[0].numpy()),
     )
     _warn_about(results)
     if store is not None:
@@ -246,7 +252,7 @@ def _near_duplicates(work: Work, subject: Subject) -> int:
 
 def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, Any]], seconds: float, estimate: float) -> dict[str, Any]:
     groups = work.samples.groups
-    attacked = work.order[: work.attacked]
+    attacked, quantile_bank = work.order[: work.attacked], min(work.plan.quantile_bank, len(work.order))
     return {
         "plan": work.plan.describe(),
         "encoders": dict(encoders),
@@ -255,7 +261,8 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
         "input_shape": list(work.inputs([0]).shape[1:]),
         "attacked": work.attacked,
         "bank": len(work.order),
-        "quantile_bank": min(work.plan.quantile_bank, len(work.order)),
+        "quantile_bank": quantile_bank,
+        "quantile_error": quantile_error(quantile_bank * (quantile_bank - 1) // 2),
         "metrics": {
             label: {name: getattr(metric, name) for name in ("aim", "better", "statistic", "per")}
             | {"span": [_finite(edge) for edge in metric.span], "comparable": getattr(metric, "comparable", True)}
@@ -265,6 +272,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
             "sample": list(work.ids[: work.attacked]),
             "pair": [row // 2 for row in range(work.attacked)],
             "group": None if groups is None else [groups[row] for row in attacked],
+            "part": None if work.parts is None else work.parts[: work.attacked],
         },
         "seed": work.plan.seed,
         "batch": work.batch,

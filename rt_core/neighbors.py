@@ -1,6 +1,8 @@
 """The bank of clean representations: exact ranks, nearest neighbors and pair quantiles, in blocks, in memory or on disk."""
 
-from collections.abc import Iterator, Sequence
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,13 +10,16 @@ import torch
 from torch import Tensor
 
 from rt_core.divergences import Divergence, cosine, describe_divergence, find_divergence, l2
+from rt_core.randomness import stream
 from rt_core.shapes import check_shape
 
-__all__ = ["Bank", "pairwise"]
+__all__ = ["Bank", "pairwise", "quantile_error"]
 
 _BLOCK = 1024  # rows that are float64 at a time, of the bank and of the queries
 _TILE = 2**15 - 1  # numbers in one direct call: they stay in the cache, and just below what torch starts more threads for
 _SORTED_KEPT = 4  # divergences whose sorted pairs are kept: 0.4 GiB each at 10,000 rows
+_ALL_PAIRS = 50_000_000  # all pairs of 10,000 rows; of more, this many are too slow to sort and too large to keep
+_SAMPLED_PAIRS = 2**21
 _UNIT_SLACK = 5e-16  # see _Form: at most (4 dim + 18) roundings of 1.1e-16, of the product form and of the direct form together
 
 
@@ -32,6 +37,14 @@ def pairwise(divergence: str | Divergence, first: Tensor, second: Tensor) -> Ten
     return _direct(find_divergence(divergence), first, second, pairs // width, pairs % width).view(len(first), len(second))
 
 
+def quantile_error(pairs: int) -> float:
+    """Return by how much the quantiles over so many pairs may be off, all at once, with probability 95 %: 0 where all can be counted.
+
+    The inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), for pairs drawn independently.
+    """
+    return math.sqrt(math.log(2 / 0.05) / (2 * _SAMPLED_PAIRS)) if pairs > _ALL_PAIRS else 0.0
+
+
 class Bank:
     """Clean representations of others, against which one representation is ranked.
 
@@ -43,7 +56,13 @@ class Bank:
         representations: [bank, dim], float32 or float64; a tensor on the CPU or a numpy memory map. Not copied: leave it unchanged.
         ids: one a row; ``"0"``, ``"1"``, … unless given.
         labels: one a row, for measures that need them.
-        quantile_rows: how many first rows the pair quantiles use; all unless given.
+        quantile_rows: how many first rows the pair quantiles use; all unless given. Of more than 10,000 rows the pairs are too many: then
+            2,097,152 random ones, drawn from ``seed``, stand for them, and quantiles are off by at most ``quantile_error``.
+        parts: one a row, whole numbers from 0 on; ``without`` leaves one of them out.
+
+    Attributes:
+        parts: [bank], the part of each row.
+        reads: how often representations were looked at, so that one can tell who did.
 
     Raises:
         ValueError: no rows, a type that cannot be ranked exactly, values that are not finite, ids that repeat, or lengths that differ.
@@ -56,8 +75,11 @@ class Bank:
         ids: Sequence[object] | None = None,
         labels: Sequence[int] | None = None,
         quantile_rows: int | None = None,
+        parts: Sequence[int] | None = None,
+        seed: int = 0,
     ) -> None:
         _check_representations(representations)
+        self.reads = 0
         self._rows = representations if isinstance(representations, np.ndarray) else representations.detach()
         size = len(representations)
         self.ids: tuple[str, ...] = tuple(map(str, range(size) if ids is None else ids))
@@ -74,11 +96,27 @@ class Bank:
             raise ValueError(
                 f"id {repeated!r} stands for more than one row: an id must be unique, or a sample's own row cannot be excluded"
             )
+        self.parts = torch.zeros(size, dtype=torch.long) if parts is None else torch.as_tensor(parts)
+        check_shape(self.parts, "rows", what="parts", rows=size)
+        self._seed, self._whole = seed, self
+        self._kept: Tensor | None = None  # rows of the whole, of which this is a part
+        self._left_out: int | None = None
         self._centers = _measure(self)
         self._sorted: list[tuple[Divergence, _SortedPairs]] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.ids)
+
+    def without(self, part: int) -> "Bank":
+        """Return the bank without the rows of one part; it shares the representations and the sorted pairs of this one."""
+        kept = (self.parts != part).nonzero().flatten()
+        reduced = copy.copy(self)
+        reduced._kept, reduced._left_out, reduced.parts = kept, part, self.parts[kept]
+        reduced.ids = tuple(self.ids[row] for row in kept.tolist())
+        reduced.labels = None if self.labels is None else tuple(self.labels[row] for row in kept.tolist())
+        reduced.quantile_rows = int((kept < self.quantile_rows).sum())
+        reduced._row_of = {identity: row for row, identity in enumerate(reduced.ids)}
+        return reduced
 
     @property
     def dim(self) -> int:
@@ -89,6 +127,11 @@ class Bank:
     def pair_count(self) -> int:
         """Unordered distinct pairs of the first ``quantile_rows`` rows."""
         return self.quantile_rows * (self.quantile_rows - 1) // 2
+
+    @property
+    def quantile_error(self) -> float:
+        """By how much pair quantiles may be off, all at once, with probability 95 %; 0 where all pairs are counted."""
+        return quantile_error(self.pair_count)
 
     def blocks(self, size: int = _BLOCK) -> Iterator[tuple[int, Tensor]]:
         """Yield (first row, block) in order, read when asked for.
@@ -167,7 +210,7 @@ class Bank:
         """Return the share of pairs of clean representations that are no further apart than each value (paper, section 5).
 
         Pairs are the unordered distinct ones i < j of the first ``quantile_rows`` rows, d(r_i, r_j) <= value. They are computed and
-        sorted once for each divergence and kept. NaN stays NaN.
+        sorted once for each divergence and kept; where they are too many, a random sample of them is. NaN stays NaN.
 
         values: [batch] -> [batch], float64, in [0, 1]
 
@@ -175,17 +218,40 @@ class Bank:
             ValueError: fewer than two rows, which make no pair, or a divergence that is NaN.
         """
         check_shape(values, "batch", what="values")
-        if not self.pair_count:
-            raise ValueError(f"pair quantiles need at least 2 rows, and there is {self.quantile_rows}: give a larger bank or quantile_rows")
         form = self._form(divergence)
+        pairs = self._sorted_pairs(form)
         numbers = values.detach().cpu().double().numpy()
         known = ~np.isnan(numbers)
         result = np.full(len(numbers), np.nan)
         asked, place = np.unique(numbers[known], return_inverse=True)
-        result[known] = _count_pairs(self, form, self._sorted_pairs(form), asked)[place] / self.pair_count
+        result[known] = _count_pairs(self, form, pairs, asked)[place] / sum(len(cell) for cell in pairs.cells_without(self._left_out))
         return torch.from_numpy(result)
 
+    @torch.no_grad()
+    def quantile_value(self, share: float, divergence: str | Divergence = "l2") -> float:
+        """Return the smallest divergence that at least this share of pairs do not exceed: ``pair_quantiles`` of it is ``share`` or just above.
+
+        Rounded up by the rounding error of the pairs' scores, if at all.
+
+        Raises:
+            ValueError: a share outside (0, 1], or as for ``pair_quantiles``.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share:g}; a share of pairs lies in (0, 1]: write 0.5 for the median")
+        form = self._form(divergence)
+        pairs = self._sorted_pairs(form)
+        cells = pairs.cells_without(self._left_out)
+        scores = cells[0] if len(cells) == 1 else np.concatenate(cells)
+        rank = max(math.ceil(share * len(scores)) - 1, 0)
+        if len(cells) > 1:
+            scores.partition(rank)
+        score = float(scores[rank])
+        return score if pairs.exact else form.divergence(score + pairs.slack)
+
     def _read(self, rows: slice | Tensor) -> Tensor:
+        self.reads += 1
+        if self._kept is not None:
+            rows = self._kept[rows]
         if isinstance(self._rows, np.ndarray):  # copied, for a memory map may be read-only, which torch does not know
             return torch.from_numpy(np.array(self._rows[rows if isinstance(rows, slice) else rows.numpy()]))
         return self._rows[rows]
@@ -202,11 +268,14 @@ class Bank:
         return rows
 
     def _sorted_pairs(self, form: "_Form") -> "_SortedPairs":
+        self.reads += 1
+        if not self.pair_count:
+            raise ValueError(f"pair quantiles need at least 2 rows, and there is {self.quantile_rows}: give a larger bank or quantile_rows")
         for function, pairs in self._sorted:
             if function == form.function:
                 return pairs
         del self._sorted[: len(self._sorted) + 1 - _SORTED_KEPT]
-        self._sorted.append((form.function, _sort_pairs(self, form)))
+        self._sorted.append((form.function, _sort_pairs(self._whole, form)))
         return self._sorted[-1][1]
 
 
@@ -263,6 +332,12 @@ class _Form:
             return divergence
         return 2 * divergence if self.function is cosine else divergence * divergence.abs()
 
+    def divergence(self, score: float) -> float:
+        """Return the divergence that a score stands for, the inverse of ``goal``."""
+        if self.center is None:
+            return score
+        return score / 2 if self.function is cosine else math.sqrt(max(score, 0.0))
+
     def decide(self, block: _Placed, queries: _Placed, rows: Tensor, which: Tensor) -> Tensor:
         """Divergences of the pairs (block[rows], queries[which]) by the function itself: [pairs]"""
         return _defined(self.function, _direct(self.function, block.rows, queries.rows, rows, which))
@@ -270,11 +345,18 @@ class _Form:
 
 @dataclass(frozen=True)
 class _SortedPairs:
-    """The scores of all pairs in ascending order, their common slack, and the counts that had to be decided directly."""
+    """The scores of pairs in ascending order, an array for each two parts, their common slack, and counts that had to be decided directly.
 
-    scores: np.ndarray
+    exact: the scores are the divergences themselves.
+    """
+
+    cells: Mapping[tuple[int, int], np.ndarray]
     slack: float
-    settled: dict[float, int] = field(default_factory=dict)
+    exact: bool
+    settled: dict[int | None, dict[float, int]] = field(default_factory=dict)  # by the part that is left out
+
+    def cells_without(self, part: int | None) -> list[np.ndarray]:
+        return [scores for parts, scores in self.cells.items() if part not in parts]
 
 
 def _direct(function: Divergence, first: Tensor, second: Tensor, rows: Tensor, others: Tensor) -> Tensor:
@@ -342,15 +424,16 @@ def _merge(best: Tensor, rows: Tensor, near: tuple[Tensor, Tensor, Tensor], star
     return values[chosen], rows[chosen]
 
 
-def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[_Placed, _Placed, Tensor, Tensor]]:
-    """Yield (block, later block, scores [later, block], slack [later, 1]); where both are the same, pairs below the diagonal count."""
-    spans = [slice(start, min(start + _BLOCK, bank.quantile_rows)) for start in range(0, bank.quantile_rows, _BLOCK)]
-    for index, span in enumerate(spans):
-        block = form.place(bank._read(span))
-        yield block, block, *form.scores(block, block)
-        for span_later in spans[index + 1 :]:
-            later = form.place(bank._read(span_later))
-            yield block, later, *form.scores(block, later)
+def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[tuple[int, int], _Placed, _Placed, Tensor, Tensor]]:
+    """Yield (parts, block, later block, scores [later, block], slack [later, 1]); where both are the same, pairs below the diagonal count."""
+    parts = bank.parts[: bank.quantile_rows]
+    spans = [(part, rows) for part in parts.unique().tolist() for rows in (parts == part).nonzero().flatten().split(_BLOCK)]
+    for index, (part, rows) in enumerate(spans):
+        block = form.place(bank._read(rows))
+        yield (part, part), block, block, *form.scores(block, block)
+        for part_later, rows_later in spans[index + 1 :]:
+            later = form.place(bank._read(rows_later))
+            yield (part, part_later), block, later, *form.scores(block, later)
 
 
 def _below_diagonal(scores: Tensor) -> Tensor:
@@ -358,25 +441,57 @@ def _below_diagonal(scores: Tensor) -> Tensor:
 
 
 def _sort_pairs(bank: Bank, form: _Form) -> _SortedPairs:
-    pairs, slack, filled = np.empty(bank.pair_count), 0.0, 0
-    for block, later, scores, needed in _pair_blocks(bank, form):
-        part = scores[_below_diagonal(scores)] if later is block else scores.flatten()
-        pairs[filled : filled + len(part)] = part.numpy()
-        slack, filled = max(slack, float(needed.max())), filled + len(part)
-    pairs.sort()  # in place, and ten times as fast as torch's
-    return _SortedPairs(pairs, slack)
+    if bank.pair_count > _ALL_PAIRS:
+        return _sample_pairs(bank, form)
+    members = torch.bincount(bank.parts[: bank.quantile_rows]).tolist()
+    cells, filled, slack = {}, {}, 0.0
+    for parts, block, later, scores, needed in _pair_blocks(bank, form):
+        if parts not in cells:
+            first, second = (members[part] for part in parts)
+            cells[parts], filled[parts] = np.empty(first * (first - 1) // 2 if parts[0] == parts[1] else first * second), 0
+        found = scores[_below_diagonal(scores)] if later is block else scores.flatten()
+        cells[parts][filled[parts] : filled[parts] + len(found)] = found.numpy()
+        slack, filled[parts] = max(slack, float(needed.max())), filled[parts] + len(found)
+    for pairs in cells.values():
+        pairs.sort()  # in place, and ten times as fast as torch's
+    return _SortedPairs(cells, slack, exact=form.center is None)
+
+
+def _sample_pairs(bank: Bank, form: _Form) -> _SortedPairs:
+    """Draw pairs of different rows, each as likely as any other, and compute them directly."""
+    random, size = stream(bank._seed, "pairs"), bank.quantile_rows
+    first, second = random.integers(size, size=_SAMPLED_PAIRS), random.integers(size - 1, size=_SAMPLED_PAIRS)
+    second += second >= first
+    parts = np.sort(bank.parts.numpy()[np.stack([first, second])], axis=0)
+    order = np.lexsort((first, parts[1], parts[0]))  # by parts, then as the rows lie on the disk
+    rows, others, parts = torch.from_numpy(first[order]), torch.from_numpy(second[order]), parts[:, order]
+    values = np.concatenate(
+        [
+            form.decide(form.place(bank._read(some)), form.place(bank._read(more)), each := torch.arange(len(some)), each).numpy()
+            for some, more in zip(rows.split(4 * _BLOCK), others.split(4 * _BLOCK), strict=True)
+        ]
+    )
+    edges = np.flatnonzero(np.diff(parts, axis=1).any(axis=0)) + 1
+    cells = {
+        tuple(cell[:, 0].tolist()): np.sort(part)
+        for cell, part in zip(np.split(parts, edges, axis=1), np.split(values, edges), strict=True)
+    }
+    return _SortedPairs(cells, 0.0, exact=True)
 
 
 def _count_pairs(bank: Bank, form: _Form, pairs: _SortedPairs, values: np.ndarray) -> np.ndarray:
     """values: [batch], ascending, distinct -> pairs with d <= value: [batch]"""
-    goal = form.goal(torch.from_numpy(values)).numpy()
-    low = np.searchsorted(pairs.scores, goal - pairs.slack, "left")
-    counts = np.searchsorted(pairs.scores, goal + pairs.slack, "right")
-    unsure = (low < counts) & (form.center is not None)  # without a center, scores are the divergences themselves
-    missing = [value for value in values[unsure].tolist() if value not in pairs.settled]
+    goal = values if pairs.exact else form.goal(torch.from_numpy(values)).numpy()
+    low, counts = np.zeros(len(values), dtype=np.intp), np.zeros(len(values), dtype=np.intp)
+    for scores in pairs.cells_without(bank._left_out):
+        low += np.searchsorted(scores, goal - pairs.slack, "left")
+        counts += np.searchsorted(scores, goal + pairs.slack, "right")
+    unsure = (low < counts) & (not pairs.exact)
+    settled = pairs.settled.setdefault(bank._left_out, {})
+    missing = [value for value in values[unsure].tolist() if value not in settled]
     if missing:
-        pairs.settled.update(zip(missing, _settle(bank, form, pairs.slack, torch.tensor(missing, dtype=torch.float64)), strict=True))
-    counts[unsure] = [pairs.settled[value] for value in values[unsure].tolist()]
+        settled.update(zip(missing, _settle(bank, form, pairs.slack, torch.tensor(missing, dtype=torch.float64)), strict=True))
+    counts[unsure] = [settled[value] for value in values[unsure].tolist()]
     return counts
 
 
@@ -390,7 +505,7 @@ def _settle(bank: Bank, form: _Form, slack: float, values: Tensor) -> list[int]:
     goal = form.goal(values)
     low, high = torch.cat([goal - slack, goal.new_tensor([torch.nan])]), goal + slack
     counts = torch.zeros(len(values), dtype=torch.long)
-    for block, later, scores, _ in _pair_blocks(bank, form):
+    for _, block, later, scores, _ in _pair_blocks(bank, form):
         if later is block:
             scores.masked_fill_(~_below_diagonal(scores), torch.inf)
         # the first value that a pair may count for: it does so for all later ones too, unless that is unsure

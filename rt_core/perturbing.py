@@ -138,7 +138,6 @@ def attack_batch(
     size: int,
     *,
     label: str,
-    keep_inputs: bool = True,
     tick: Callable[[int], Any] = lambda samples: None,
 ) -> Trace:
     """Attack a batch part by part, check and measure what comes back."""
@@ -147,7 +146,7 @@ def attack_batch(
         chosen = slice(rows[0], rows[-1] + 1)
         part = _part(whole, chosen, encoder.where() or whole.inputs.device)
         attempt = _attempt(encoder, attack, part, divergence, random.select(chosen), label)
-        parts.append(_trace(encoder, attack, part, attempt, divergence, home=whole.inputs.device if keep_inputs else None))
+        parts.append(_trace(encoder, attack, part, attempt, divergence, home=whole.inputs.device))
         tick(len(rows))
     passes = passes_of(encoder)
     return _joined(parts, forwards=passes.forwards - before.forwards, backwards=passes.backwards - before.backwards)
@@ -169,13 +168,14 @@ def check_fit(attack: Attack, encoder: Encoder, aim: str, inputs: Tensor, *, lab
     ball = ball_of(attack)
     if ball is None:
         return
+    ball.radii(inputs), ball.free(inputs)  # raise where they do not fit
     low, high = (torch.as_tensor(bound) for bound in encoder.bounds)
     width = (high - low).max().item()
     reach = width if ball.norm == "linf" else width * inputs[0].numel() ** 0.5
-    if ball.radius > reach:
+    if ball.extent > reach:
         raise ValueError(
-            f"epsilon is {ball.radius:g}; inputs span a range of {width:g}, so {'it' if ball.norm == 'linf' else 'an l2 epsilon'} must be in [0, {reach:g}]"
-            + (f": write {ball.radius:g}/255, not {ball.radius:g}" if width == 1 and ball.radius <= 255 else "")
+            f"epsilon is {ball.extent:g}; inputs span a range of {width:g}, so {'it' if ball.norm == 'linf' else 'an l2 epsilon'} must be in [0, {reach:g}]"
+            + (f": write {ball.extent:g}/255, not {ball.extent:g}" if width == 1 and ball.extent <= 255 else "")
         )
 
 
@@ -272,18 +272,18 @@ def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: 
         if far.any():
             row = _first(far)
             raise AttackViolation(
-                f"attack {label!r} moved sample {part.ids[row]!r} by {distance[row].item():.9g} ({ball.norm}), and its ball has radius {ball.radius:.9g}; "
+                f"attack {label!r} moved sample {part.ids[row]!r} by {distance[row].item():.9g} ({ball.norm}), and its ball has {ball}; "
                 "end with ball.project(…)"
             )
     return inputs
 
 
-def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device | None) -> Trace:
-    """Represent what an attack returned and put it on the CPU; the inputs themselves are kept, at ``home``, if it is given."""
+def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device) -> Trace:
+    """Represent what an attack returned and put it on the CPU; the inputs themselves at ``home``."""
     adversarial, clean = represent_rows(encoder, attempt.inputs, len(part.ids)), part.clean.cpu()
     measured = measure(divergence, part.anchor, adversarial)
     notes = {name: note.detach().cpu() for name, note in attempt.notes.items()}
-    radius = getattr(ball_of(attack), "radius", None)
+    radius = getattr(ball_of(attack), "extent", None)
     return Trace(
         ids=part.ids,
         aim=part.aim,
@@ -295,8 +295,8 @@ def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, dive
         history=None if attempt.history is None else torch.cat([attempt.history.detach().cpu().double(), measured[:, None]], dim=1),
         notes=notes,
         stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else (adversarial == clean).all(1) & (radius != 0),
-        inputs=None if home is None else attempt.inputs.to(home),
-        marks={} if home is None else {step: inputs.to(home) for step, inputs in attempt.marks.items()},
+        inputs=attempt.inputs.to(home),
+        marks={step: inputs.to(home) for step, inputs in attempt.marks.items()},
         marked={step: represent_rows(encoder, inputs, len(part.ids)) for step, inputs in attempt.marks.items()},
     )
 

@@ -1,12 +1,13 @@
 """What a run found: one row a sample and measure, and readings of it: a summary with intervals, a comparison of two encoders, a table."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from rt_core import statistics
 from rt_core.errors import RobustnessWarning, StoreError
+from rt_core.gallery import Gallery
 from rt_core.store import written
 
 __all__ = ["Results"]
@@ -33,7 +35,11 @@ class Results:
     ``abstained`` or ``no certificate``: then it is a certificate that was not given, and every summary reads it as the worst value.
 
     notes: columns encoder, attack, aim, sample, name, value: stuck samples, the divergence before each step (``history/…``), and whatever
-    else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read.
+    else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read. gallery: a
+    few adversarial inputs, to be looked at.
+
+    Where the bank is too small for its own sampling error to be left out, the values in the bank without each tenth of it come with the
+    frame (as further columns, ``without_0`` …), are kept beside it and saved, and widen the intervals.
     """
 
     COLUMNS: ClassVar = (*_KEYS, "sample", "value", "note")
@@ -42,18 +48,25 @@ class Results:
     frame: pd.DataFrame
     notes: pd.DataFrame
     manifest: Mapping[str, Any]
+    gallery: Gallery = field(default_factory=Gallery)
+    _rows: pd.DataFrame = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # One type a column, however the rows were made or read, so that a run and what is loaded of it are equal.
-        for name, numbers in (("frame", {"step": "int64", "value": "float64"}), ("notes", {"value": "float64"})):
+        numbers = {"step": "int64", "value": "float64"} | dict.fromkeys(_left_out(self.frame), "float64")
+        for name in _FILES:
             frame = getattr(self, name)
             object.__setattr__(self, name, frame.astype({column: numbers.get(column, "str") for column in frame.columns}))
+        object.__setattr__(self, "_rows", self.frame)
+        object.__setattr__(self, "frame", self.frame[[*self.COLUMNS]])
 
     def summary(self, *, level: float = 0.95) -> pd.DataFrame:
         """Return one row a measure: estimate, interval, and the numbers behind them.
 
         Rates get Clopper-Pearson intervals, medians order statistics, means of a bounded measure a bounded-mean interval (never [0, 0]),
-        others a bootstrap; where samples belong together (both sides of a pair, a group), whole clusters count as one observation.
+        others a bootstrap; where samples belong together (both sides of a pair, a group), whole clusters count as one observation. Ranks
+        in a bank below ten times the attacked carry the bank's own sampling error as well, by a jackknife over ten parts of the bank and of
+        the attacked in it.
 
         Returns:
             Columns encoder, attack, aim, step, metric, statistic, estimate, low, high, n, undefined, abstained, better. n counts the rows
@@ -66,7 +79,11 @@ class Results:
             found = statistics.interval(
                 values, statistic=reading.statistic, span=reading.bounded, groups=clusters, level=level, seed=self.manifest["seed"]
             )
-            low, high = np.clip([found.low, found.high], *reading.span)
+            low, high = found.low, found.high
+            if found.n and (again := self._resampled(part, reading)) is not None:
+                errors = statistics.jackknife_errors(found.estimate, *again, statistic=reading.statistic)
+                low, high = statistics.widened(low, found.estimate, high, errors, again[0].shape[1], level=level)
+            low, high = np.clip([low, high], *reading.span)
             rows.append([*key, reading.statistic, found.estimate, low, high, found.n, undefined, abstained, reading.better])
         return pd.DataFrame(rows, columns=[*_KEYS, "statistic", "estimate", "low", "high", "n", "undefined", "abstained", "better"])
 
@@ -89,7 +106,7 @@ class Results:
         for name in (first, second):
             if name not in known:
                 raise ValueError(f"no results of encoder {name!r}; there are {', '.join(map(repr, known))}")
-        indexed = self.frame.set_index("encoder")
+        indexed = self._rows.set_index("encoder")
         joined = indexed.loc[[first]].merge(indexed.loc[[second]], on=[*_KEYS[1:], "sample"], suffixes=("_first", "_second"), sort=False)
         rows = []
         for key, part in joined.groupby(_KEYS[1:], sort=False):
@@ -107,8 +124,12 @@ class Results:
             center = np.mean if finite else np.median
             lean = found.difference if finite else int((left > right).sum()) - int((left < right).sum())  # what p is of
             favoured = first if (lean < 0) == (reading.better == "lower") else second
-            p = found.p if reading.comparable else math.nan
-            rows.append([*key, center(left), center(right), found.difference, found.low, found.high, p, found.n, favoured])
+            low, high, p = found.low, found.high, found.p if reading.comparable else math.nan
+            if (shifts := self._resampled(part[defined], reading, "_first", "_second")) is not None:
+                errors = statistics.jackknife_errors(found.difference, *shifts, statistic="mean" if finite else "median")
+                low, high = statistics.widened(low, found.difference, high, errors, shifts[0].shape[1], level=level)
+                p = max(p, _student(found.difference, max(errors), shifts[0].shape[1])) if finite else p
+            rows.append([*key, center(left), center(right), found.difference, low, high, p, found.n, favoured])
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
         told = table["p_corrected"] <= 1 - level
@@ -145,9 +166,13 @@ class Results:
             f"{about['attacked']} of {about['dataset']['samples']} samples of {about['dataset']['name']!r} attacked, "
             f"{about['bank']} in the bank; divergence {plan['divergence']}; estimate [{level:.0%} interval]"
         ]
-        if about["bank"] < 10 * about["attacked"]:
+        if about["samples"]["part"] is not None:
             lines.append(
-                "  the bank is below ten times the attacked: its own sampling error, which the intervals leave out, is not small beside theirs"
+                "  the bank is below ten times the attacked, so the intervals of ranks in it hold its own sampling error: both are resampled"
+            )
+        if about["quantile_error"]:
+            lines.append(
+                f"  quantiles are taken over a random sample of the pairs of {about['quantile_bank']} samples: within {about['quantile_error']:.1g} of all"
             )
         for label, described in plan["attacks"].items():
             options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
@@ -184,8 +209,11 @@ class Results:
             fresh |= earlier.frame[what].isin(stale[what])
         keys = ["encoder", "attack", "aim", "metric"]
         again = pd.MultiIndex.from_frame(earlier.frame[keys]).isin(pd.MultiIndex.from_frame(self.frame[keys]))
-        about = pd.MultiIndex.from_frame(earlier.notes[keys[:3]])
-        noted = about.isin(pd.MultiIndex.from_frame(self.notes[keys[:3]])) | np.isin(earlier.notes["attack"], list(stale["attack"]))
+
+        def superseded(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
+            known = pd.MultiIndex.from_frame(theirs[keys[:3]]).isin(pd.MultiIndex.from_frame(mine[keys[:3]]))
+            return known | theirs["encoder"].isin(stale["encoder"]) | theirs["attack"].isin(stale["attack"])
+
         manifest = {**self.manifest, **_joined(earlier.manifest, self.manifest)}
         # Those of blocks that this run did not try again: their rows are still missing.
         tried = self._meanings() | {"aim": {metric["aim"] for metric in self.manifest["metrics"].values()}}
@@ -194,9 +222,10 @@ class Results:
         ]
         manifest["errors"] = [*self.manifest["errors"], *unsettled]
         return Results(
-            frame=pd.concat([earlier.frame[~(fresh | again)], self.frame], ignore_index=True),
-            notes=pd.concat([earlier.notes[~noted & ~earlier.notes["encoder"].isin(stale["encoder"])], self.notes], ignore_index=True),
+            frame=pd.concat([earlier._rows[~(fresh | again)], self._rows], ignore_index=True),
+            notes=pd.concat([earlier.notes[~superseded(self.notes, earlier.notes)], self.notes], ignore_index=True),
             manifest=manifest,
+            gallery=self.gallery.joined(earlier.gallery.where(~superseded(self.gallery.about, earlier.gallery.about))),
         )
 
     def _meanings(self) -> dict[str, dict[str, Any]]:
@@ -207,7 +236,14 @@ class Results:
 
     def _changed(self, other: "Results") -> list[str]:
         """Return what differs so that no rows of the two can stand in one table."""
-        one, two = ({**results.manifest, "divergence": results.manifest["plan"]["divergence"]} for results in (self, other))
+        one, two = (
+            {
+                **results.manifest,
+                "divergence": results.manifest["plan"]["divergence"],
+                "samples": {**results.manifest["samples"], "part": None},  # which follow from the sizes
+            }
+            for results in (self, other)
+        )
         return [what for what in ("samples", "seed", "bank", "quantile_bank", "divergence") if one[what] != two[what]]
 
     def _clashes(self, other: "Results") -> dict[str, set[str]]:
@@ -216,13 +252,17 @@ class Results:
         return {what: {label for label in one[what].keys() & two[what].keys() if one[what][label] != two[what][label]} for what in one}
 
     def save(self, path: str | Path) -> None:
-        """Write the results to a folder: two csv files and the manifest.
+        """Write the results to a folder: two csv files, the gallery and the manifest.
 
         Raises:
             StoreError: they cannot be written; what was there before stays.
         """
         contents = {"manifest.json": json.dumps(self.manifest, indent=1, ensure_ascii=False).encode()}
-        contents |= {f"{name}.csv.gz": _compressed(getattr(self, name)) for name in _FILES}
+        contents |= {
+            "frame.csv.gz": _compressed(self._rows),
+            "notes.csv.gz": _compressed(self.notes),
+            "gallery.npz": self.gallery.to_bytes(),
+        }
         with contextlib.ExitStack() as files:  # all are written before the first takes its name; the manifest does so last
             for name, content in contents.items():
                 file = files.enter_context(written(Path(path), name))
@@ -245,9 +285,10 @@ class Results:
         for other in loaded[1:]:
             manifest = {**manifest, **_joined(manifest, other.manifest)}
         return cls(
-            frame=pd.concat([one.frame for one in loaded], ignore_index=True).drop_duplicates([*_KEYS, "sample"], ignore_index=True),
+            frame=pd.concat([one._rows for one in loaded], ignore_index=True).drop_duplicates([*_KEYS, "sample"], ignore_index=True),
             notes=pd.concat([one.notes for one in loaded], ignore_index=True).drop_duplicates(_NOTE_KEYS, ignore_index=True),
             manifest=manifest,
+            gallery=functools.reduce(Gallery.joined, [one.gallery for one in loaded]),
         )
 
     @classmethod
@@ -260,17 +301,19 @@ class Results:
         def read(name: str) -> pd.DataFrame:
             # Read as text first: a sample may be called "NA", and "007" is not 7.
             frame = pd.read_csv(folder / f"{name}.csv.gz", dtype=str, keep_default_na=False)
-            return frame.assign(value=[float(value) if value else math.nan for value in frame["value"]])
+            numbers = {column: [float(value) if value else math.nan for value in frame[column]] for column in ["value", *_left_out(frame)]}
+            return frame.assign(**numbers)
 
         try:
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            return cls(**{name: read(name) for name in _FILES}, manifest=manifest)
+            gallery = Gallery.from_bytes((folder / "gallery.npz").read_bytes())
+            return cls(**{name: read(name) for name in _FILES}, manifest=manifest, gallery=gallery)
         except Exception as error:  # what unpacks and parses fails in many ways
             remedy = f"run the plan with store={str(folder)!r} again, which makes them from the finished blocks"
             raise StoreError(f"the results in {folder} are damaged ({type(error).__name__}: {error}); {remedy}") from error
 
     def _parts(self) -> Any:
-        return self.frame.groupby(_KEYS, sort=False)
+        return self._rows.groupby(_KEYS, sort=False)
 
     def _label(self, metric: str) -> str:
         """Return the label of the metric that a row's measure is, or is a part of; a label may hold a slash of its own."""
@@ -287,6 +330,22 @@ class Results:
         undefined = np.isnan(values)
         clusters = self._clusters(part["sample"].to_numpy()[~undefined], part["aim"].iloc[0])
         return values[~undefined], clusters, int(undefined.sum()), int((notes != "").sum())
+
+    def _resampled(self, part: pd.DataFrame, reading: "_Reading", *sides: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the values in the bank without each of its parts, [rows, parts], and each row's own part; None where no bank was looked at.
+
+        Of two sides, the first's minus the second's.
+        """
+        names = _left_out(self._rows)
+        if not names or part[[f"{name}{(*sides, '')[0]}" for name in names]].isna().all(axis=None):
+            return None
+        tables = [
+            np.stack([reading.filled(part[f"{name}{side}"].to_numpy(), part[f"note{side}"].to_numpy()) for name in names], axis=1)
+            for side in sides or ("",)
+        ]
+        about = self.manifest["samples"]
+        own = dict(zip(about["sample"], about["part"], strict=True))
+        return tables[0] - tables[1] if sides else tables[0], np.array([own[sample] for sample in part["sample"]])
 
     def _clusters(self, samples: np.ndarray, aim: str) -> np.ndarray | None:
         """Return which samples count as one observation: a group of the dataset; under aim target both sides of a pair, in the first's group.
@@ -321,6 +380,18 @@ class _Reading:
         """Return the values with the worst one wherever a certificate was not given."""
         worst = self.span[1] if self.better == "lower" else self.span[0]
         return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+
+
+def _left_out(frame: pd.DataFrame) -> list[str]:
+    """Return the columns with the values in a bank without one of its parts, in order."""
+    return [name for name in frame.columns if name.startswith("without_")]
+
+
+def _student(difference: float, error: float, parts: int) -> float:
+    """Return the two-sided p of a difference with a jackknife's error."""
+    from scipy.stats import t
+
+    return 2 * float(t.sf(abs(difference) / error, parts - 1)) if error > 0 else 0.0
 
 
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,12 @@ __all__ = [
     "bounded_mean_interval",
     "holm",
     "interval",
+    "jackknife_errors",
     "median_interval",
     "paired_comparison",
     "proportion_interval",
     "samples_needed",
+    "widened",
 ]
 
 Array = NDArray[np.float64]
@@ -289,6 +291,43 @@ def holm(p_values: ArrayLike) -> Array:
     return corrected
 
 
+def jackknife_errors(estimate: float, without: ArrayLike, own: ArrayLike, *, statistic: Statistic) -> tuple[float, float]:
+    """Return two standard errors of an estimate whose values are ranks in a bank: from the bank's sampling alone, and from both samplings.
+
+    A jackknife that deletes a part at a time (Shao & Wu 1989): once from the bank alone, once from the bank and from the values whose own
+    sample is in that part, which counts in what the two samplings have in common. NaN where a part cannot be left out, because nothing is
+    then defined or all is infinite.
+
+    estimate: in the whole bank; without: [n, parts], each value in the bank without each part, NaN where it is not defined then; own: [n],
+    the part that each value's sample is in, a number from 0 on
+    """
+    table, parts = np.asarray(without, dtype=np.float64), np.asarray(own)
+    center = _median if statistic == "median" else np.mean
+    errors = []
+    for everyone in (True, False):
+        kept = [column[~np.isnan(column) & (everyone | (parts != part))] for part, column in enumerate(table.T)]
+        if not all(map(len, kept)):
+            errors.append(math.nan)
+            continue
+        estimates = np.array([center(column) for column in kept])
+        known = np.isfinite(estimates).all()
+        deviations = estimates - estimates.mean() if known else np.where(estimates == estimate, 0, math.nan)
+        errors.append(float(np.sqrt((len(kept) - 1) / len(kept) * (deviations**2).sum())))
+    return errors[0], errors[1]
+
+
+def widened(low: float, estimate: float, high: float, errors: tuple[float, float], parts: int, *, level: float = 0.95) -> Span:
+    """Return an interval's ends with the bank's sampling error in them: moved out by it in quadrature, and at least to where both put them.
+
+    errors: of `jackknife_errors`, from ``parts`` parts; a NaN opens the interval altogether
+    """
+    from scipy.stats import t
+
+    bank, both = (math.inf if math.isnan(error) else float(t.isf(_alpha(level) / 2, parts - 1)) * error for error in errors)
+    below, above = (max(math.hypot(side, bank), both) if side < math.inf else side for side in (estimate - low, high - estimate))
+    return estimate - below, estimate + above
+
+
 def samples_needed(
     half_width: float, *, statistic: Statistic = "rate", level: float = 0.95, expected: float = 0.5, deviation: float | None = None
 ) -> int:
@@ -375,6 +414,10 @@ def _sums(members: Members, values: Array) -> Array:
 def _middle(ordered: Array) -> float:
     low, high = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
     return low if low == high else low / 2 + high / 2  # halves first: the sum may overflow
+
+
+def _median(values: Array) -> float:
+    return _middle(np.sort(values))
 
 
 def _smallest(fits: Callable[[int], bool], *, start: int) -> int:

@@ -196,7 +196,7 @@ def test_a_disk_that_fills_up_with_a_bank_is_an_error_and_not_the_end_of_the_pro
     full(tmp_path, bank.name)
     with pytest.raises(StoreError, match=rf"{bank.name} cannot be written \(No space left on device\)"):
         go(tmp_path)
-    assert not list(tmp_path.glob("*.np*"))
+    assert not list(tmp_path.glob("*.npy*"))
     same(go(tmp_path), whole)
 
 

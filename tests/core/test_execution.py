@@ -41,7 +41,7 @@ from rt_core.datasets import tensors
 from rt_core.perturbing import BLOCK
 from rt_core.testing import linear_encoder, tiny_encoder, tiny_inputs
 from rt_core.traces import Rows
-from rt_label_free_metrics import BreakawayRisk, Divergence, OverlapRisk
+from rt_label_free_metrics import BreakawayRisk, Divergence, OverlapRisk, breakaway_risk, universal_quantile
 from rt_unsupervised_attacks import UFGSM, UPGD
 
 
@@ -731,6 +731,159 @@ def test_a_store_can_be_moved(tmp_path):
     assert encoder.passes.backwards == 0
 
 
+def nearest(encoder, batch, divergence, random):
+    """Go where the nearest other representation is: an attack that looks at the bank."""
+    _, rows = batch.bank.nearest(batch.clean, 1, batch.own)
+    return encoder.clip(batch.inputs + 0.01 * batch.bank.take(rows[:, 0]).mean())
+
+
+def test_a_larger_bank_repeats_only_what_looked_at_the_bank(tmp_path):
+    attacks = {"pgd": UPGD(epsilon=0.1, steps=2), "nearest": Doing(do=nearest, label="nearest")}
+    dataset, seen = tiny_inputs(60), []
+
+    def once(size, store=None):
+        encoder = tiny_encoder()
+        results = run(plan(encoders=[encoder], dataset=dataset, attacks=attacks, attacked=20, bank=size), store=store, progress=False)
+        seen.append(encoder.passes.backwards)
+        return results
+
+    small = once(40, tmp_path)
+    first = set(blocks(tmp_path))
+    large = once(60, tmp_path)
+    rehearsal = 2 * 2 * 2
+    assert seen == [20 * 2 * 2 + rehearsal, rehearsal]  # no new pass of the attack that does not care
+    frames_equal(large.frame, once(60).frame)
+    frames_equal(small.frame, once(40, tmp_path).frame)  # and back again
+    kept = {path.name for path in (tmp_path / "blocks").iterdir()}
+    assert kept > first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """An attack whose samples are not independent: it says so, and notes how many it saw."""
+
+    joint: ClassVar[bool] = True
+
+    def __call__(self, encoder, batch, divergence, *, random):
+        seen = torch.full((len(batch.ids),), float(len(batch.ids)))
+        return Attempt(inputs=encoder.clip(batch.inputs + 0.1 * batch.inputs.mean()), notes={"seen": seen})
+
+
+def test_an_attack_that_couples_samples_sees_whole_blocks_whatever_the_batch():
+    def once(batch):
+        return run(plan(dataset=tiny_inputs(100), attacks={"together": Together()}, attacked=100, bank=100), batch=batch, progress=False)
+
+    whole, small = once(64), once(7)
+    frames_equal(whole.frame, small.frame)
+    for results in (whole, small):
+        seen = results.notes[(results.notes["name"] == "seen") & (results.notes["aim"] == "away")]
+        assert seen["value"].tolist() == [64.0] * 64 + [36.0] * 36
+
+
+def test_ranks_in_a_small_bank_come_with_those_in_each_part_of_it(tmp_path):
+    dataset = tiny_inputs(60)
+    results = run(plan(dataset=dataset, attacked=20, bank=60), store=tmp_path, progress=False)
+    wide, parts = results._rows, [f"without_{part}" for part in range(10)]
+    assert list(results.frame.columns) == list(Results.COLUMNS)
+    assert list(wide.columns) == [*Results.COLUMNS, *parts]
+    looked = wide["metric"].isin(["universal_quantile", "breakaway_risk"])
+    assert wide.loc[looked, parts].notna().all(axis=None)
+    assert wide.loc[~looked, parts].isna().all(axis=None)
+    assert set(wide.loc[~looked, "metric"]) == {"divergence", "relative_quantile", "overlap_risk"}
+
+    order = [int(name) for name in results.manifest["samples"]["sample"]]
+    assert results.manifest["samples"]["part"] == [row // 2 % 10 for row in range(20)]
+    pd.testing.assert_frame_equal(Results.load(tmp_path)._rows, wide, check_exact=True)
+    assert order == [int(sample) for sample in wide[(wide["metric"] == "divergence") & (wide["step"] == 2)]["sample"]]
+
+    large = run(plan(dataset=dataset, attacked=6, bank=60), progress=False)
+    assert list(large._rows.columns) == list(Results.COLUMNS)  # ten times as many: its error is small
+    assert large.manifest["samples"]["part"] is None
+    assert "both are resampled" in results.caption()
+    assert "resampled" not in large.caption()
+
+
+def test_the_rows_without_a_part_are_those_of_a_bank_without_it():
+    encoder, dataset = tiny_encoder(), tiny_inputs(40)
+    results = run(
+        plan(encoders=[encoder], dataset=dataset, attacked=40, bank=40, metrics=["breakaway_risk", "universal_quantile"]), progress=False
+    )
+    order = [int(name) for name in results.manifest["samples"]["sample"]]
+    clean = represent(encoder, dataset[order])
+    attacked = perturb(UPGD(epsilon=0.1, steps=2), encoder, dataset[order], ids=order, bank=Bank(clean, ids=order)).adversarial
+    wide = results._rows.set_index(["metric", "step"])
+    for part in (0, 7):
+        kept = [row for row in range(40) if row // 2 % 10 != part]
+        bank = Bank(clean[kept], ids=[order[row] for row in kept])
+        expected = breakaway_risk(attacked, clean, bank, bank.rows(order))
+        assert wide.loc[("breakaway_risk", 2), f"without_{part}"].tolist() == expected.tolist()
+        expected = universal_quantile(divergences.l2(clean.double(), attacked.double()), bank)
+        assert wide.loc[("universal_quantile", 2), f"without_{part}"].tolist() == expected.tolist()
+
+
+def test_parts_of_the_bank_keep_groups_whole():
+    groups = [f"scene {row // 5}" for row in range(60)]
+    results = run(plan(dataset=tensors(tiny_inputs(60), groups=groups), attacked=20, bank=60), progress=False)
+    about = pd.DataFrame(results.manifest["samples"])
+    assert about.groupby("group")["part"].nunique().max() == 1
+    assert about["part"].nunique() > 5
+
+
+def test_a_metric_that_a_smaller_bank_cannot_serve_has_open_intervals():
+    def twenty(trace, bank, context):
+        return bank.nearest(trace.adversarial, 38, bank.rows(trace.ids))[0][:, -1]
+
+    results = run(plan(dataset=tiny_inputs(40), metrics={"far": Counting(make=twenty)}, attacked=40, bank=40), progress=False)
+    row = results.summary().iloc[-1]
+    assert np.isfinite(row["estimate"])
+    assert (row["low"], row["high"]) == (-np.inf, np.inf)
+
+
+def test_a_few_adversarial_inputs_are_kept_to_be_looked_at(tmp_path):
+    dataset, encoder = tiny_inputs(140), tiny_encoder()
+    pgd = {"pgd": UPGD(epsilon=0.1, steps=2)}
+    made = plan(encoders=[encoder], dataset=dataset, attacks=pgd, attacked=140, bank=140)
+    results = run(made, store=tmp_path, progress=False)
+    gallery, about = results.gallery, results.gallery.about
+    assert about.groupby(["aim", "why"]).size().to_dict() == {
+        ("away", "fixed"): 4,
+        ("away", "worst"): 3,
+        ("target", "fixed"): 4,
+        ("target", "worst"): 3,
+    }
+    order = results.manifest["samples"]["sample"]
+    for aim in ("away", "target"):
+        assert about[(about["aim"] == aim) & (about["why"] == "fixed")]["sample"].tolist() == order[:4]
+        worst = about[(about["aim"] == aim) & (about["why"] == "worst")].set_index("sample")["divergence"]
+        metric = "divergence" if aim == "away" else "target_divergence"
+        told = run(plan(encoders=[encoder], dataset=dataset, attacks=pgd, attacked=140, bank=140, metrics=[metric]), progress=False)
+        told = told.frame.set_index("sample")["value"]
+        for block in (order[:64], order[64:128], order[128:]):
+            (one,) = set(block) & set(worst.index)
+            assert worst[one] == (told[block].max() if aim == "away" else told[block].min())
+    for row, picture in about.iterrows():
+        clean, moved = (torch.from_numpy(side[row])[None] for side in (gallery.clean, gallery.adversarial))
+        assert torch.equal(clean[0], dataset[int(picture["sample"])])
+        assert 0 < (moved - clean).abs().max() <= 0.1 + 1e-7
+        anchor = clean if picture["aim"] == "away" else dataset[int(order[order.index(picture["sample"]) ^ 1])][None]
+        ends = (represent(encoder, side).double() for side in (anchor, moved))
+        assert divergences.l2(*ends).item() == pytest.approx(picture["divergence"], rel=1e-6)
+
+    loaded = Results.load(tmp_path).gallery
+    pd.testing.assert_frame_equal(loaded.about, about)
+    assert np.array_equal(loaded.adversarial, gallery.adversarial)
+    assert np.array_equal(loaded.clean, gallery.clean)
+    again = run(made, store=tmp_path, progress=False).gallery  # read from the blocks
+    assert np.array_equal(again.adversarial, gallery.adversarial)
+    more = run(
+        plan(encoders={"another": tiny_encoder(seed=3)}, dataset=dataset, attacked=140, bank=140, attacks={"other": UPGD(steps=1)}),
+        store=tmp_path,
+        progress=False,
+    )
+    assert set(Results.load(tmp_path).gallery.about["attack"]) == {"pgd", "other"}
+    assert set(more.gallery.about["attack"]) == {"other"}
+
+
 # What is said
 
 
@@ -758,6 +911,7 @@ def test_the_manifest_says_what_a_reader_needs_to_make_it_again(tmp_path):
         "marks": [1, 2],
         "keep": "last",
         "restarts": 1,
+        "mask": None,
     }
     assert manifest["seed"] == manifest["plan"]["seed"] == 0
     assert (manifest["attacked"], manifest["bank"], manifest["quantile_bank"], manifest["input_shape"]) == (12, 30, 30, [3, 8, 8])
@@ -790,10 +944,11 @@ def test_histories_and_notes_are_kept_by_sample():
     pd.testing.assert_series_equal(history["history/2"].sort_index(), last.sort_index(), check_names=False)
 
 
-def test_the_inputs_are_not_kept_unless_asked_for(tmp_path):
+def test_of_the_adversarial_inputs_a_few_are_kept_and_no_more(tmp_path):
     run(plan(), store=tmp_path, progress=False)
     for path in (tmp_path / "blocks").iterdir():
-        assert all(array.size <= 30 * 16 for array in np.load(path).values())  # representations at most
+        for name, array in np.load(path).items():
+            assert array.size <= (30 * 16 if name != "kept/inputs" else 5 * 192)  # representations at most, or five pictures
 
 
 def test_linear_encoders_reach_their_optimum_in_a_run():

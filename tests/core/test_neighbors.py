@@ -15,7 +15,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rt_core import neighbors
 from rt_core.divergences import DIVERGENCES, find_divergence, l1, l2, wasserstein2
+from rt_core.errors import ShapeError
 from rt_core.neighbors import Bank, pairwise
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -429,3 +431,93 @@ def test_memory_stays_within_its_ceiling(tmp_path):
 def test_l2_is_recognised_by_name_and_by_function():
     bank, queries, own, exclude = make("random")
     assert torch.equal(Bank(bank).closer_counts(queries, own, exclude, l2), Bank(bank).closer_counts(queries, own, exclude, "l2"))
+
+
+def parted(size=60, dim=5, parts=4, **options):
+    rows = torch.randn(size, dim, generator=torch.Generator().manual_seed(3)).round(decimals=1)  # coarse, so that there are ties
+    return rows, Bank(rows, parts=[row // 2 % parts for row in range(size)], labels=range(size), **options)
+
+
+@pytest.mark.parametrize("divergence", ["l2", "cosine", "linf"])
+def test_a_bank_without_a_part_is_the_bank_of_the_other_rows(divergence):
+    rows, bank = parted(quantile_rows=41)
+    queries, own = rows[:7] + 0.3, rows[:7]
+    bank.pair_quantiles(torch.tensor([1.0]), divergence)  # what is sorted already is shared
+    for part in range(4):
+        kept = [row for row in range(60) if row // 2 % 4 != part]
+        reduced, other = bank.without(part), Bank(rows[kept], ids=kept, labels=kept, quantile_rows=sum(row < 41 for row in kept))
+        assert len(reduced) == len(other)
+        assert (reduced.ids, reduced.labels, reduced.pair_count) == (other.ids, other.labels, other.pair_count)
+        exclude = reduced.rows(range(7))
+        assert exclude.equal(other.rows(range(7)))
+        assert reduced.take([0, 5, 2]).equal(other.take([0, 5, 2]))
+        assert reduced.closer_counts(queries, own, exclude, divergence).equal(other.closer_counts(queries, own, exclude, divergence))
+        for one, two in zip(reduced.nearest(queries, 6, exclude, divergence), other.nearest(queries, 6, exclude, divergence), strict=True):
+            assert one.equal(two)
+        distances = reduced.nearest(queries, 6, exclude, divergence)[0].flatten()  # among them ties with pairs of the bank
+        assert reduced.pair_quantiles(distances, divergence).equal(other.pair_quantiles(distances, divergence))
+        assert reduced.quantile_value(0.3, divergence) == pytest.approx(other.quantile_value(0.3, divergence), rel=1e-12)
+
+
+def test_parts_change_no_answer_of_the_whole_bank():
+    rows, bank = parted()
+    plain, values = Bank(rows), pairwise("l2", rows.double(), rows.double()).flatten()
+    assert bank.pair_quantiles(values).equal(plain.pair_quantiles(values))
+    with pytest.raises(ShapeError, match="parts"):
+        Bank(rows, parts=[0, 1])
+
+
+@pytest.mark.parametrize("divergence", ["l2", "cosine", "linf"])
+def test_the_value_of_a_quantile_is_the_smallest_that_reaches_it(divergence):
+    rows, bank = parted(parts=1)
+    values = pairwise(divergence, rows.double(), rows.double())[torch.ones(60, 60).triu(1).bool()].sort().values
+    for share in (1e-9, 0.1, 0.5, 0.99, 1.0):
+        found = bank.quantile_value(share, divergence)
+        assert bank.pair_quantiles(torch.tensor([found], dtype=torch.float64), divergence).item() >= share
+        assert found == pytest.approx(values[max(math.ceil(share * len(values)) - 1, 0)].item(), rel=1e-7)
+    for share in (0.0, 1.1, -1):
+        with pytest.raises(ValueError, match="share"):
+            bank.quantile_value(share, divergence)
+
+
+@pytest.mark.parametrize("divergence", ["l2", "linf"])
+def test_of_too_many_pairs_a_random_sample_stands_for_all_within_the_stated_error(monkeypatch, divergence):
+    rows = torch.randn(300, 4, generator=torch.Generator().manual_seed(4))
+    values = torch.linspace(0, 6, 50, dtype=torch.float64)
+    parts = [row % 3 for row in range(300)]
+    exact = Bank(rows, parts=parts)
+    assert exact.quantile_error == 0
+    everything, reduced = exact.pair_quantiles(values, divergence), exact.without(1).pair_quantiles(values, divergence)
+    monkeypatch.setattr(neighbors, "_ALL_PAIRS", 1000)
+    monkeypatch.setattr(neighbors, "_SAMPLED_PAIRS", 20_000)
+    errors = []
+    for seed in range(20):
+        sampled = Bank(rows, parts=parts, seed=seed)
+        found = sampled.pair_quantiles(values, divergence)
+        assert found.equal(Bank(rows, seed=seed).pair_quantiles(values, divergence))  # parts are no part of the draw
+        assert sampled.pair_quantiles(values[7:9], divergence).equal(found[7:9])
+        errors.append((found - everything).abs().max().item())
+        assert (sampled.without(1).pair_quantiles(values, divergence) - reduced).abs().max() < 2 * sampled.quantile_error
+    assert sampled.quantile_error == pytest.approx(math.sqrt(math.log(40) / 40_000))
+    assert sum(error <= sampled.quantile_error for error in errors) >= 18  # all at once in 95 % of draws at least
+    assert len(set(errors)) > 10
+    assert sampled.quantile_value(0.5, divergence) == pytest.approx(exact.quantile_value(0.5, divergence), rel=0.05)
+
+
+def test_a_bank_counts_who_looks_at_its_representations():
+    rows, bank = parted()
+    before = bank.reads
+    bank.rows(["3"]), len(bank), bank.labels, bank.ids
+    assert bank.reads == before
+    for look in (
+        lambda: bank.take([1]),
+        lambda: bank.nearest(rows[:1], 1, [0]),
+        lambda: bank.closer_counts(rows[:1], rows[:1], [0]),
+        lambda: bank.pair_quantiles(torch.ones(1)),
+        lambda: bank.pair_quantiles(torch.ones(1)),  # also where the answer is known already
+        lambda: bank.quantile_value(0.5),
+        lambda: next(bank.blocks()),
+    ):
+        before = bank.reads
+        look()
+        assert bank.reads > before

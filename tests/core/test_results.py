@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import beta, binom
+from scipy.stats import t as stats_t
 
 from rt_core import Evaluation, Results, RobustnessWarning, StoreError, run, statistics, use
 from rt_core.baselines import UniformNoise
@@ -44,10 +45,16 @@ def made(values, *, groups=None, seed=0, bank=20, metrics=METRICS):
         "metrics": metrics,
         "encoders": {encoder: {"fingerprint": encoder} for encoder, _ in values},
         "errors": [],
-        "samples": {"sample": [f"s{row}" for row in range(longest)], "pair": [row // 2 for row in range(longest)], "group": groups},
+        "samples": {
+            "sample": [f"s{row}" for row in range(longest)],
+            "pair": [row // 2 for row in range(longest)],
+            "group": groups,
+            "part": None,
+        },
         "seed": seed,
         "bank": bank,
         "quantile_bank": bank,
+        "quantile_error": 0.0,
     }
     columns = ["encoder", "attack", "aim", "step", "metric", "sample", "value", "note"]
     notes = pd.DataFrame([("a", "pgd", "away", "s0", "stuck", 0.0)], columns=["encoder", "attack", "aim", "sample", "name", "value"])
@@ -340,12 +347,17 @@ def test_values_survive_to_the_last_bit_and_undefined_and_infinite_ones_too(tmp_
 def test_saving_twice_writes_the_same_bytes(tmp_path):
     for name in ("first", "second"):
         made({("a", "share"): [0.1, 0.2]}).save(tmp_path / name)
-    for file in ("frame.csv.gz", "notes.csv.gz", "manifest.json"):
+    for file in ("frame.csv.gz", "notes.csv.gz", "manifest.json", "gallery.npz"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
     assert gzip.decompress((tmp_path / "first" / "frame.csv.gz").read_bytes()).startswith(
         b"encoder,attack,aim,step,metric,sample,value,note"
     )
-    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == ["frame.csv.gz", "manifest.json", "notes.csv.gz"]
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == [
+        "frame.csv.gz",
+        "gallery.npz",
+        "manifest.json",
+        "notes.csv.gz",
+    ]
 
 
 def test_results_of_several_folders_are_merged_by_sample(tmp_path):
@@ -437,3 +449,56 @@ def test_a_folder_without_results_is_refused(tmp_path):
 def test_the_manifest_is_plain_json(tmp_path):
     results = real()
     assert json.loads(json.dumps(results.manifest, allow_nan=False)) == results.manifest
+
+
+# A small bank
+
+
+def small(shift=0.0, seed=0, **manifest):
+    """Results whose ranks were taken in a small bank: with the values without each of five parts of it."""
+    random = np.random.default_rng(seed)
+    values, errors = random.uniform(0.2, 0.6, 40), random.normal(0, 0.05, 5)
+    results = made({("a", "share"): values.tolist(), ("b", "share"): (values + shift).tolist(), ("a", "shift"): values.tolist()})
+    wide = results.frame.copy()
+    for part in range(5):
+        ranks = wide["metric"] == "share"
+        wide[f"without_{part}"] = np.where(ranks, wide["value"] + np.where(wide["encoder"] == "a", errors[part], 0), np.nan)
+    samples = results.manifest["samples"] | {"part": [row % 5 for row in range(40)]}
+    return Results(frame=wide, notes=results.notes, manifest={**results.manifest, "samples": samples} | manifest), errors
+
+
+def test_the_interval_of_ranks_in_a_small_bank_holds_the_banks_error():
+    results, errors = small()
+    plain = made({("a", "share"): results.frame["value"][:40].tolist()}).summary().iloc[0]
+    row, other = (results.summary().set_index(["encoder", "metric"]).loc[key] for key in (("a", "share"), ("b", "share")))
+    error = math.sqrt(4 / 5 * ((errors - errors.mean()) ** 2).sum())
+    expected = math.hypot(plain["high"] - plain["estimate"], stats_t.isf(0.025, 4) * error)
+    assert row["high"] - row["estimate"] >= expected * (1 - 1e-9)
+    assert row["low"] < plain["low"] < plain["high"] < row["high"]
+    assert (row["estimate"], row["n"]) == (plain["estimate"], 40)
+    assert other["high"] - other["low"] < row["high"] - row["low"]  # whose values do not depend on the bank
+    shift = results.summary().set_index("metric").loc["shift"]
+    assert (shift["low"], shift["high"]) == tuple(
+        made({("a", "shift"): results.frame["value"][:40].tolist()}).summary().iloc[0][["low", "high"]]
+    )
+
+
+def test_a_difference_in_a_small_bank_is_told_only_if_the_bank_tells_it():
+    results, _ = small(shift=0.02)
+    row = results.compare("a", "b").iloc[0]
+    sure = made({(encoder, "share"): results.frame["value"][start : start + 40].tolist() for encoder, start in (("a", 0), ("b", 40))})
+    told = sure.compare("a", "b").iloc[0]
+    assert told["p"] < 1e-4 < 0.05 < row["p"]
+    assert row["low"] < told["low"]
+    assert row["high"] > told["high"]
+    assert (told["better"], row["better"]) == ("a", "-")
+    assert results.compare("a", "a").iloc[0]["p"] == 1
+
+
+def test_what_a_small_bank_says_is_saved_and_merged(tmp_path):
+    results, _ = small()
+    assert list(results.frame.columns) == list(Results.COLUMNS)
+    results.save(tmp_path)
+    pd.testing.assert_frame_equal(Results.load(tmp_path).summary(), results.summary(), check_exact=True)
+    again = results.added_to(tmp_path)
+    pd.testing.assert_frame_equal(again.summary(), results.summary(), check_exact=True)

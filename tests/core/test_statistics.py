@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
+from scipy.stats import t as student
 
 from rt_core import statistics
 from rt_core.errors import RobustnessWarning
@@ -528,3 +529,47 @@ def test_samples_needed_for_a_mean():
 def test_samples_needed_says_what_is_missing(given, message):
     with pytest.raises(ValueError, match=message):
         samples_needed(**given)
+
+
+# The bank's own error
+
+
+def test_the_jackknife_of_a_mean_is_that_of_its_parts():
+    random = np.random.default_rng(0)
+    rows, bank, parts = random.normal(size=60), random.normal(size=40), np.arange(40) % 10
+    without = np.stack([rows + bank[parts != part].mean() for part in range(10)], axis=1)  # values that are means over the bank
+    own = np.arange(60) % 10
+    alone, both = statistics.jackknife_errors(0.0, without, own, statistic="mean")
+    means = np.array([bank[parts == part].mean() for part in range(10)])
+    assert alone == pytest.approx(means.std(ddof=1) / math.sqrt(10))  # equal parts: the standard error of ten means
+    shares = np.array([bank[parts != part].mean() + rows[own != part].mean() for part in range(10)])
+    assert both == pytest.approx(math.sqrt(9 / 10 * ((shares - shares.mean()) ** 2).sum()))
+
+
+def test_a_jackknife_of_medians_and_rates_reads_each_column_by_itself():
+    without = np.array([[0.0, 1.0], [2.0, 5.0], [4.0, np.nan], [9.0, 3.0]])
+    alone, both = statistics.jackknife_errors(3.0, without, [0, 0, 1, -1], statistic="median")
+    assert alone == pytest.approx(math.sqrt(0.5 * 2 * 0.0**2))  # medians 3 and 3
+    # without the rows of part 0: 4, 9 in the first column; without that of part 1: 1, 5, 3 in the second
+    assert both == pytest.approx(math.sqrt(0.5 * 2 * ((6.5 - 3) / 2) ** 2))
+
+
+def test_a_part_that_cannot_be_left_out_is_no_error_of_zero():
+    finite, infinite = np.ones((4, 3)), np.full((4, 3), np.inf)
+    assert statistics.jackknife_errors(1.0, finite, [0, 1, 2, 0], statistic="mean") == (0, 0)
+    assert all(map(math.isnan, statistics.jackknife_errors(1.0, infinite, [0, 1, 2, 0], statistic="median")))
+    assert statistics.jackknife_errors(np.inf, infinite, [0, 1, 2, 0], statistic="median") == (0, 0)
+    alone, both = statistics.jackknife_errors(1.0, np.full((2, 2), np.nan), [0, 1], statistic="mean")
+    assert math.isnan(alone)
+    assert math.isnan(both)
+    assert statistics.widened(0.4, 0.5, 0.6, (math.nan, 0.0), 10) == (-math.inf, math.inf)
+
+
+def test_an_interval_is_widened_in_quadrature_and_at_least_to_what_both_say():
+    quantile = student.isf(0.025, 9)
+    low, high = statistics.widened(0.4, 0.5, 0.7, (0.1, 0.0), 10)
+    assert (0.5 - low, high - 0.5) == pytest.approx((math.hypot(0.1, 0.1 * quantile), math.hypot(0.2, 0.1 * quantile)))
+    assert statistics.widened(0.4, 0.5, 0.7, (0.1, 1.0), 10) == pytest.approx((0.5 - quantile, 0.5 + quantile))
+    assert statistics.widened(0.4, 0.5, 0.7, (0.0, 0.0), 10) == pytest.approx((0.4, 0.7))
+    assert statistics.widened(-math.inf, 0.5, math.inf, (0.1, 0.1), 10) == (-math.inf, math.inf)
+    assert statistics.widened(0.4, 0.5, 0.7, (0.1, 0.2), 10, level=0.99)[0] < statistics.widened(0.4, 0.5, 0.7, (0.1, 0.2), 10)[0]
