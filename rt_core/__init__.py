@@ -20,6 +20,7 @@ _HOMES = {
     "registry": ["attack", "dataset", "encoder", "installed", "metric", "register", "use"],
     "results": ["Results"],
     "traces": ["Attempt", "Ball", "Batch", "Suite", "Trace"],
+    "transferring": ["transfer"],
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

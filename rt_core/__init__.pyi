@@ -41,5 +41,6 @@ from rt_core.traces import Ball as Ball
 from rt_core.traces import Batch as Batch
 from rt_core.traces import Suite as Suite
 from rt_core.traces import Trace as Trace
+from rt_core.transferring import transfer as transfer
 
 __version__: str

@@ -20,14 +20,26 @@ from rt_core.evaluation import Evaluation
 from rt_core.fingerprints import fingerprint
 from rt_core.gallery import Picture
 from rt_core.neighbors import Bank
-from rt_core.perturbing import BLOCK, attack_batch, measure
+from rt_core.perturbing import BLOCK, attack_batch, measure, passes_of
 from rt_core.randomness import SampleRandom, stream
 from rt_core.registry import installed
+from rt_core.results import worst_label
 from rt_core.shapes import check_shape
 from rt_core.store import Store, key_of
 from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
 
-__all__ = ["Block", "Subject", "Work", "attack_key", "core_versions", "metric_frames", "metric_key", "note_frame", "traces_of"]
+__all__ = [
+    "Block",
+    "Subject",
+    "Work",
+    "attack_key",
+    "core_versions",
+    "metric_frames",
+    "metric_key",
+    "note_frame",
+    "traces_of",
+    "worst_traces",
+]
 
 _PARTS = 10
 _FIXED, _WORST, _SHOWN = 4, 1, 4  # adversarial inputs that are kept: of the first block, of every block, and of the worst of all blocks
@@ -169,6 +181,14 @@ class Subject:
     strict: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
     pictures: dict[tuple[str, str], list[Picture]] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def shared_for(self, block: Block) -> dict[Any, Any]:
+        """Return what metrics of one block share; it is forgotten when the next block comes."""
+        if self.shared.get("block") != block.rows:
+            self.shared.clear()
+            self.shared.update(block=block.rows, values={})
+        return self.shared["values"]
 
     @cached_property
     def reduced(self) -> dict[int, Bank]:
@@ -221,15 +241,43 @@ def traces_of(work: Work, subject: Subject, block: Block, name: str, attack: Att
     return key, traces
 
 
-def metric_frames(work: Work, subject: Subject, block: Block, name: str, key: str, traces: Sequence[Trace]) -> Iterator[pd.DataFrame]:
-    """Yield the rows of every metric that reads these traces; from the store where it has them."""
+def worst_traces(work: Work, keyed: Mapping[str, tuple[str, Trace]]) -> Iterator[tuple[str, str, Trace]]:
+    """Yield (label, key, trace) of each suite: of every sample, what the member did that got it nearest to its target (paper, Eq. 2).
+
+    A measure of a pair is then taken once, of the worst that was found for either side. keyed: {member: (key, trace)} under aim target
+    """
+    for suite, members in work.plan.suites().items():
+        found = {member: keyed[member] for member in members if member in keyed}
+        if not found:
+            continue
+        traces = [trace for _, trace in found.values()]
+        winner = torch.stack([trace.divergence for trace in traces]).argmin(0)  # of equal ones the first
+        rows = torch.arange(len(winner))
+        notes = {f"winner/{member}": (winner == place).double() for place, member in enumerate(found)}
+        adversarial = torch.stack([trace.adversarial for trace in traces])[winner, rows]
+        divergence = torch.stack([trace.divergence for trace in traces])[winner, rows]
+        worst = replace(traces[0], step=0, adversarial=adversarial, divergence=divergence, history=None, notes=notes, stuck=None)
+        yield worst_label(suite), key_of(["worst", *(key for key, _ in found.values())]), worst
+
+
+def metric_frames(
+    work: Work, subject: Subject, block: Block, name: str, key: str, traces: Sequence[Trace], *, pairs_alone: bool = False
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of every metric that reads these traces, or of those of pairs alone; from the store where it has them."""
     if not traces:
         return
     labels = None if work.labels is None else work.labels[block.rows.start : block.rows.stop]
     random = SampleRandom.of(work.plan.seed, block.ids)
-    context = Context(encoder=subject.encoder, divergence=work.divergence, random=random, known_labels=labels)
+    context = Context(
+        encoder=subject.encoder,
+        divergence=work.divergence,
+        random=random,
+        known_labels=labels,
+        read=lambda: block.inputs_for(subject.encoder),
+        shared=subject.shared_for(block),
+    )
     for label, metric in work.metrics.items():
-        if metric.aim != traces[0].aim:
+        if metric.aim != traces[0].aim or (pairs_alone and metric.per != "pair"):
             continue
         named = metric_key(work, key, metric)
         found = subject.store.load(named)
@@ -294,10 +342,14 @@ def _batch_of(work: Work, attack: Attack) -> int:
 
 
 def _rows_of(metric: Metric, label: str, traces: Sequence[Trace], subject: Subject, context: Context) -> dict[str, np.ndarray]:
-    """Return what a metric says of each trace, and, if it looked at a small bank, what it says with each part of the bank left out."""
-    reads = subject.bank.reads
+    """Return what a metric says of each trace, and, if it looked at a small bank, what it says with each part of the bank left out.
+
+    Not of one that runs the encoder, which would cost its passes again for every part.
+    """
+    reads, passes = subject.bank.reads, passes_of(subject.encoder)
     found = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, subject.bank, context)}
-    if subject.bank.reads == reads or subject.strict or len(subject.bank.parts.unique()) == 1:
+    looked, ran = subject.bank.reads > reads, passes_of(subject.encoder) != passes
+    if not looked or ran or subject.strict or len(subject.bank.parts.unique()) == 1:
         return found
     values = [name for name in found if name.startswith("value/")]
     for part, bank in subject.reduced.items():

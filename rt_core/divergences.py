@@ -57,7 +57,9 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
     first, second: [batch, dim], logits -> [batch]
     """
     fixed, moving = log_softmax(first, dim=1), log_softmax(second, dim=1)
-    return (fixed.exp() * (fixed - moving)).sum(dim=1).clamp(min=0)
+    value = (fixed.exp() * (fixed - moving)).sum(dim=1)
+    # Rounding can put it below 0, where clamp itself would let no gradient through.
+    return value + (value.clamp(min=0) - value).detach()
 
 
 def wasserstein2(first: Tensor, second: Tensor, *, squared: bool = False) -> Tensor:

@@ -41,6 +41,8 @@ class Evaluation:
         quantile_bank: how many of the bank's first samples the distribution of pair divergences is taken over.
         pairing: ``"random"``: samples come in a seeded permutation; ``"given"``: in the dataset's own order. Either way neighbours in the
             order (0 with 1, 2 with 3) are each other's targets.
+        train: other samples, in any of the dataset's forms, for attacks and metrics that are fitted before they are used (a universal
+            perturbation, a probe): once for each encoder.
         seed: of the permutation and of every sample's randomness.
 
     Raises:
@@ -58,6 +60,7 @@ class Evaluation:
     bank: int = 10_000
     quantile_bank: int = 10_000
     pairing: str = "random"
+    train: Any = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,9 +82,17 @@ class Evaluation:
         if not isinstance(self.seed, int):
             raise PlanError(f"seed is {self.seed!r}; expected an integer")
         find_divergence(self.divergence)
-        if isinstance(self.dataset, Use):
-            installed().find("dataset", self.dataset.name)
+        for dataset in (self.dataset, self.train):
+            if isinstance(dataset, Use):
+                installed().find("dataset", dataset.name)
         self._check_aims()
+        if self.train is None:
+            made = {**self.made_attacks(), **self.made_metrics()}
+            unfitted = [label for label, thing in made.items() if callable(getattr(thing, "fit", None))]
+            if unfitted:
+                raise PlanError(
+                    f"the plan has no train, and {', '.join(map(repr, unfitted))} must be fitted; give train= samples that are not attacked"
+                )
 
     def _check_aims(self) -> None:
         metrics = self.made_metrics()
@@ -103,12 +114,19 @@ class Evaluation:
 
     def made_attacks(self) -> dict[str, Attack]:
         """Return the attacks by label, made from their descriptions; a suite's members are labelled ``suite/member``."""
-        made: dict[str, Attack] = {}
+        return {label: attack for members in self._families().values() for label, attack in members.items()}
+
+    def suites(self) -> dict[str, tuple[str, ...]]:
+        """Return the labels of each suite's members."""
+        return {label: tuple(members) for label, members in self._families().items() if label not in members}
+
+    def _families(self) -> dict[str, dict[str, Attack]]:
+        families: dict[str, dict[str, Attack]] = {}
         for label, attack in self.attacks.items():
             found = attack.make("attack") if isinstance(attack, Use) else attack
-            members = {f"{label}/{name}": member for name, member in found.members.items()} if isinstance(found, Suite) else {label: found}
-            made.update(members)
-        return made
+            suite = isinstance(found, Suite)
+            families[label] = {f"{label}/{name}": member for name, member in found.members.items()} if suite else {label: found}
+        return families
 
     def made_metrics(self) -> dict[str, Metric]:
         """Return the metrics by label, made from their descriptions."""
@@ -119,6 +137,7 @@ class Evaluation:
         return {
             "encoders": {label: describe(encoder) for label, encoder in self.encoders.items()},
             "dataset": describe(self.dataset),
+            "train": describe(self.train),
             "attacks": {label: describe(attack) for label, attack in self.made_attacks().items()},
             "metrics": {label: describe(metric) for label, metric in self.made_metrics().items()},
             "divergence": describe_divergence(self.divergence),
@@ -133,6 +152,7 @@ class Evaluation:
         """
         tables: dict[str, dict[str, Any]] = {
             "dataset": {"": self.dataset},
+            "train": {} if self.train is None else {"": self.train},
             "encoders": self.encoders,
             "attacks": self.attacks,
             "metrics": self.metrics,
@@ -143,7 +163,8 @@ class Evaluation:
                 f"this plan holds live objects ({', '.join(live) or 'the divergence'}), which cannot travel; describe them by use('name', …)"
             )
         lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("seed", "divergence", *_SIZES, "pairing")]
-        lines += ["", "[dataset]", *_toml_use(self.dataset)]
+        for name, table in (("dataset", self.dataset), ("train", self.train)):
+            lines += ["", f"[{name}]", *_toml_use(table)] if table is not None else []
         for kind in ("encoders", "attacks", "metrics"):
             for label, value in tables[kind].items():
                 lines += ["", f"[{kind}.{_toml_key(label)}]", *_toml_use(value)]
@@ -151,7 +172,7 @@ class Evaluation:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Evaluation":
-        """Read a study file: the plan's sizes, ``[dataset]``, ``[encoders.…]``, ``[attacks.…]`` and ``[metrics.…]``.
+        """Read a study file: the plan's sizes, ``[dataset]``, ``[train]``, ``[encoders.…]``, ``[attacks.…]`` and ``[metrics.…]``.
 
         An attack with a table ``grid`` becomes one attack for each combination of its lists' values. ``store`` is for the command line
         and is passed over here.
@@ -189,6 +210,7 @@ class Evaluation:
         return cls(
             encoders={label: _read_use(label, table) for label, table in study.pop("encoders").items()},
             dataset=_read_use("dataset", study.pop("dataset")),
+            train=_read_use("train", study.pop("train")) if "train" in study else None,
             attacks=attacks,
             metrics={label: _read_use(label, table) for label, table in study.pop("metrics").items()},
             **study,

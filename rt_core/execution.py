@@ -1,12 +1,13 @@
 """The only loop over plans: a rehearsal, then each encoder's clean pass and its blocks, to results."""
 
+import contextlib
 import hashlib
 import itertools
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,22 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_key, note_frame, traces_of
+from rt_core import diagnosis
+from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_key, note_frame, traces_of, worst_traces
 from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import InvalidInputs, PlanError, RobustnessWarning, RtError
 from rt_core.evaluation import Evaluation, describe
+from rt_core.fitting import Fitting
 from rt_core.gallery import Gallery, Picture
 from rt_core.neighbors import quantile_error
 from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progress_bar, represent_rows
 from rt_core.registry import Use, installed
 from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
-from rt_core.traces import Attack, aims_of
+from rt_core.traces import AIMS, Attack, Trace, aims_of
 
-__all__ = ["find_device", "run"]
+__all__ = ["clean_of", "evaluated", "find_device", "run"]
 
 _REHEARSED = 2
 _REHEARSAL_BANK = 32
@@ -48,8 +51,9 @@ def run(
     device: str = "auto",
     batch: int | None = None,
     progress: bool = True,
+    diagnose: bool = True,
 ) -> Results:
-    """Run a plan: a rehearsal of two samples through everything, then each encoder, block by block.
+    """Run a plan: a rehearsal of two samples through everything, then each encoder, block by block, and a diagnosis of each.
 
     Args:
         store: a folder; finished blocks are kept there and found again, so that a run that died goes on where it was.
@@ -57,6 +61,8 @@ def run(
         batch: how many samples an attack sees at a time, at most 64. Encoders whose last bits depend on the rows beside a row (most with a
             Linear layer) give slightly other numbers with another batch; the manifest says which.
         progress: one bar on stderr, where that is a terminal.
+        diagnose: whether to look, on up to 32 samples and for a tenth of the run's passes at most, for signs that the attack's numbers cannot
+            be believed (``manifest["diagnosis"]``; what is found is warned about).
 
     An attack or metric that raises after the rehearsal costs its block: it is recorded in ``manifest["errors"]``, warned about, and tried
     again by the next run in the same store; everything else goes on.
@@ -66,35 +72,55 @@ def run(
         AttackViolation: an attack returned what its ball or the bounds forbid.
         StoreError: the folder holds another run, or cannot be written.
     """
+    return evaluated(plan, store=store, device=device, batch=batch, progress=progress, diagnose=diagnose)
+
+
+def evaluated(
+    plan: Evaluation,
+    *,
+    store: str | Path | None,
+    device: str,
+    batch: int | None,
+    progress: bool,
+    diagnose: bool,
+    together: bool = False,
+) -> Results:
+    """Run a plan, encoder by encoder as ``run`` does, or all encoders together, block by block, for attacks that serve more than one."""
     began = time.monotonic()
-    samples = as_samples(plan.dataset.make("dataset") if isinstance(plan.dataset, Use) else plan.dataset)
+    samples, train = _samples(plan.dataset), None if plan.train is None else _samples(plan.train)
     work = Work.of(plan, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), find_device(device))
     dataset = "" if store is None else _fingerprint(samples)
     kept = Store(store, {"dataset": dataset, "seed": plan.seed, "pairing": plan.pairing, "batch": work.batch})
+    fitting = Fitting(train, "" if store is None or train is None else _fingerprint(train), kept)
     frames, notes, errors = [pd.DataFrame(columns=Results.COLUMNS)], [pd.DataFrame(columns=Results.NOTE_COLUMNS)], []
     encoders: dict[str, Any] = {}
     pictures: list[Picture] = []
+    diagnoses: dict[str, diagnosis.Diagnosis] = {}
     with torch.inference_mode(False):
         _warn_of_rows_to_miss(work)
-        estimate = sum(_rehearse(work, label, given, kept) for label, given in plan.encoders.items())
+        estimate = sum(_rehearse(work, label, given, kept, fitting) for label, given in plan.encoders.items())
         ticks = len(work.order) + work.attacked * sum(attack is not None for _, attack, _ in work.jobs())
         with progress_bar(progress, ticks * len(plan.encoders), f"about {max(1, round(estimate / 60))} min") as bar:
-            for label, given in plan.encoders.items():
-                encoder = _made(given, label)
-                with encoder.in_use(work.device):
-                    before = passes_of(encoder)
-                    fingerprint = encoder.fingerprint
-                    subject = Subject(label, encoder, fingerprint, work.bank(_clean(work, encoder, fingerprint, kept, bar)), kept)
-                    _evaluate(work, subject, frames, notes, bar)
-                    passes = {what: getattr(encoder.passes, what) - getattr(before, what) for what in ("forwards", "backwards")}
-                    encoders[label] = {**_about(work, subject, given), "passes": passes}
-                    errors += subject.errors
-                    pictures += itertools.chain.from_iterable(subject.pictures.values())
-                del subject, encoder  # before the next one's bank is made
+            for group in [[*plan.encoders.items()]] if together else [[item] for item in plan.encoders.items()]:
+                with contextlib.ExitStack() as held:
+                    studied = [_opened(work, label, given, kept, fitting, held, bar) for label, given in group]
+                    for block in work.blocks(0, work.attacked):
+                        for one in studied:
+                            _evaluate(one.work, one.subject, block, frames, notes, bar)
+                    for (label, given), one in zip(group, studied, strict=True):
+                        if diagnose and (found := diagnosis.diagnose(one.work, one.subject, diagnoses)) is not None:
+                            diagnoses[label] = found
+                        passes = passes_of(one.subject.encoder)
+                        spent = {what: getattr(passes, what) - getattr(one.before, what) for what in ("forwards", "backwards")}
+                        encoders[label] = {**_about(work, one.subject, given), "passes": spent}
+                        errors += one.subject.errors
+                        pictures += itertools.chain.from_iterable(one.subject.pictures.values())
+                    del studied, one  # before the next one's bank is made
     results = Results(
         frame=pd.concat([part for part in frames if len(part)] or frames, ignore_index=True),
         notes=pd.concat([part for part in notes if len(part)] or notes, ignore_index=True),
-        manifest=_manifest(work, encoders, errors, time.monotonic() - began, estimate),
+        manifest=_manifest(work, encoders, errors, time.monotonic() - began, estimate)
+        | {"diagnosis": [found.described() for found in diagnoses.values()]},
         gallery=Gallery.of(pictures, lambda row: work.inputs([row])[0].numpy()),
     )
     _warn_about(results)
@@ -104,18 +130,43 @@ def run(
     return results
 
 
-def _evaluate(work: Work, subject: Subject, frames: list[pd.DataFrame], notes: list[pd.DataFrame], bar: tqdm) -> None:
-    """Add the rows and the notes of every attack on every block of one encoder."""
-    for block in work.blocks(0, work.attacked):
-        for name, attack, aim in work.jobs():
-            bar.set_postfix_str(f"{subject.label} {name} {aim}", refresh=False)
-            key, traces = traces_of(work, subject, block, name, attack, aim)
-            frames += metric_frames(work, subject, block, name, key, traces)
-            notes += [note_frame(subject, name, trace) for trace in traces]
-            bar.update(len(block.rows) if attack is not None else 0)
+@dataclass(frozen=True, eq=False)
+class _Studied:
+    """An encoder in use, with the work fitted to it and the passes that it had made before."""
+
+    work: Work
+    subject: Subject
+    before: Any
 
 
-def _clean(work: Work, encoder: Encoder, fingerprint: str, store: Store, bar: tqdm) -> Tensor | np.ndarray:
+def _opened(
+    work: Work, label: str, given: Encoder | Use, store: Store, fitting: Fitting, held: contextlib.ExitStack, bar: tqdm
+) -> _Studied:
+    encoder = held.enter_context(_made(given, label).in_use(work.device))
+    before, fingerprint = passes_of(encoder), encoder.fingerprint
+    subject = Subject(label, encoder, fingerprint, work.bank(clean_of(work, encoder, fingerprint, store, bar.update)), store)
+    return _Studied(fitting.fitted(work, encoder, fingerprint), subject, before)
+
+
+def _evaluate(work: Work, subject: Subject, block: Block, frames: list[pd.DataFrame], notes: list[pd.DataFrame], bar: tqdm) -> None:
+    """Add the rows and the notes of every attack on a block."""
+    toward: dict[str, tuple[str, Trace]] = {}
+    for name, attack, aim in work.jobs():
+        bar.set_postfix_str(f"{subject.label} {name} {aim}", refresh=False)
+        key, traces = traces_of(work, subject, block, name, attack, aim)
+        frames += metric_frames(work, subject, block, name, key, traces)
+        notes += [note_frame(subject, name, trace) for trace in traces]
+        if aim == "target" and traces:
+            toward[name] = key, traces[-1]
+        bar.update(len(block.rows) if attack is not None else 0)
+    for name, key, worst in worst_traces(work, toward):
+        frames += metric_frames(work, subject, block, name, key, [worst], pairs_alone=True)
+        notes.append(note_frame(subject, name, worst))
+
+
+def clean_of(
+    work: Work, encoder: Encoder, fingerprint: str, store: Store, tick: Callable[[int], Any] = lambda samples: None
+) -> Tensor | np.ndarray:
     """Return the bank's representations, made in the blocks and batches of the attacks, so that an input left alone has its very own.
 
     Each block is kept as it is made. A large bank of a stored run is put together in one file and mapped from there.
@@ -127,7 +178,7 @@ def _clean(work: Work, encoder: Encoder, fingerprint: str, store: Store, bar: tq
     def parts() -> Iterator[np.ndarray]:
         for block in blocks:
             yield _clean_block(work, encoder, fingerprint, store, block)
-            bar.update(len(block.rows))
+            tick(len(block.rows))
 
     if store.folder is not None and first.itemsize * shape[0] * shape[1] > _MAPPED:
         return store.mapped(
@@ -151,12 +202,18 @@ def _clean_block(work: Work, encoder: Encoder, fingerprint: str, store: Store, b
     return found["representations"]
 
 
-def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store) -> float:
+def _samples(given: Any) -> Samples:
+    return as_samples(given.make("dataset") if isinstance(given, Use) else given)
+
+
+def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fitting: Fitting) -> float:
     """Send two samples through all that is not in the store yet, so that what cannot work fails in the first seconds.
 
     Return the seconds that the run may take.
     """
     encoder = _made(given, label)
+    with encoder.in_use(work.device):
+        work = fitting.fitted(work, encoder, encoder.fingerprint, rehearsal=True)
     pending = list(_pending(work, encoder.fingerprint, store))
     if not pending:
         return 0.0
@@ -219,7 +276,10 @@ def _pending(work: Work, fingerprint: str, store: Store) -> Iterator[tuple[str, 
 
 
 def _warn_of_rows_to_miss(work: Work) -> None:
+    served = {member: members for members in work.plan.suites().values() for member in members}
     for label, attack in work.attacks.items():
+        if any(len(aims_of(work.attacks[other])) == len(AIMS) for other in served.get(label, ())):
+            continue  # another member of its suite has those rows
         unread = [name for name, metric in work.metrics.items() if metric.aim != "clean" and metric.aim not in aims_of(attack)]
         if unread:
             _say(f"attack {label!r} supports aim {', '.join(aims_of(attack))} alone, so {', '.join(unread)} will have no rows for it")
@@ -268,6 +328,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
             | {"span": [_finite(edge) for edge in metric.span], "comparable": getattr(metric, "comparable", True)}
             for label, metric in work.metrics.items()
         },
+        "suites": {label: list(members) for label, members in work.plan.suites().items()},
         "samples": {
             "sample": list(work.ids[: work.attacked]),
             "pair": [row // 2 for row in range(work.attacked)],
@@ -309,6 +370,9 @@ def _warn_about(results: Results) -> None:
                 f"{about['near_duplicates']} of {results.manifest['attacked']} attacked samples have a near-duplicate in the bank for encoder {label!r}: "
                 "breakaway and nearest-neighbor accuracy count it as a stranger, so take duplicates out of the dataset"
             )
+    for found in results.manifest["diagnosis"]:
+        for warning in found["warnings"]:
+            _say(warning)
     errors = results.manifest["errors"]
     if errors:
         last = errors[-1]

@@ -246,6 +246,8 @@ class Bank:
         if len(cells) > 1:
             scores.partition(rank)
         score = float(scores[rank])
+        if score <= pairs.slack and self.pair_quantiles(torch.zeros(1), divergence).item() >= share:
+            return 0.0
         return score if pairs.exact else form.divergence(score + pairs.slack)
 
     def _read(self, rows: slice | Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from rt_core.errors import RobustnessWarning, StoreError
 from rt_core.gallery import Gallery
 from rt_core.store import written
 
-__all__ = ["Results"]
+__all__ = ["Results", "worst_label"]
 
 _KEYS = ["encoder", "attack", "aim", "step", "metric"]
 _NOTE_KEYS = ["encoder", "attack", "aim", "sample", "name"]
@@ -66,7 +66,7 @@ class Results:
         Rates get Clopper-Pearson intervals, medians order statistics, means of a bounded measure a bounded-mean interval (never [0, 0]),
         others a bootstrap; where samples belong together (both sides of a pair, a group), whole clusters count as one observation. Ranks
         in a bank below ten times the attacked carry the bank's own sampling error as well, by a jackknife over ten parts of the bank and of
-        the attacked in it.
+        the attacked in it (but for measures that run the encoder themselves, such as radii, which would cost ten times as much).
 
         Returns:
             Columns encoder, attack, aim, step, metric, statistic, estimate, low, high, n, undefined, abstained, better. n counts the rows
@@ -134,6 +134,49 @@ class Results:
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
         told = table["p_corrected"] <= 1 - level
         return table.assign(better=np.select([table["p"].isna(), told], ["not comparable", table["better"]], "-"))
+
+    def worst(self, suite: str) -> "Results":
+        """Return the worst case over the members of a suite: for each encoder, measure and sample the member that did most harm.
+
+        A reading and no attack: no single input is the worst for two measures, so these rows are not the numbers of one attack (not the
+        paper's Eq. 1). Measures of pairs are taken once, of the traces nearest their targets (`rt_core.run` does that, since it needs the
+        representations). Of marks, each member's last counts; of equal members, the first. The notes ``winner/<measure>/<member>`` say who it was.
+
+        Returns:
+            Results whose attack is ``<suite> (worst case)``, at step 0.
+
+        Raises:
+            ValueError: there is no suite of that name.
+        """
+        suites = self.manifest["suites"]
+        if suite not in suites:
+            raise ValueError(f"no suite {suite!r}; there are {', '.join(map(repr, suites)) or 'none in this plan'}")
+        rows, label, keys = self._rows, worst_label(suite), ["encoder", "aim", "metric", "sample"]
+        members = {member: place for place, member in enumerate(suites[suite])}
+        own = rows[rows["attack"].isin(members)]
+        own = own[own["step"] == own.groupby(["encoder", "attack", "aim", "metric"])["step"].transform("max")]
+        joint = rows[rows["attack"] == label]
+        paired = pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(joint[keys]))
+        own = own[~paired].assign(place=lambda frame: frame["attack"].map(members))
+        own = own.assign(order=own.groupby(keys, sort=False).ngroup())
+        up = own["metric"].map({metric: self._reading(metric).better == "lower" for metric in own["metric"].unique()})
+        own = own.assign(harm=own["value"].where(up.astype(bool), -own["value"]))
+        worst = own.sort_values(["harm", "place"], ascending=[False, True], kind="stable", na_position="last").drop_duplicates(keys)
+        worst = worst.sort_values("order")
+        named = pd.DataFrame(
+            {
+                **worst[["encoder", "aim", "sample"]],
+                "attack": label,
+                "name": "winner/" + worst["metric"] + "/" + worst["attack"],
+                "value": 1.0,
+            }
+        )
+        named = named[worst["value"].notna().to_numpy()]
+        return Results(
+            frame=pd.concat([worst[rows.columns].assign(attack=label, step=0), joint], ignore_index=True),
+            notes=pd.concat([self.notes[self.notes["attack"] == label], named[[*self.NOTE_COLUMNS]]], ignore_index=True),
+            manifest=self.manifest,
+        )
 
     def table(self, *, level: float = 0.95) -> pd.DataFrame:
         """Return the summary for reading: a row an attack and measure, a column an encoder, each cell ``estimate [low, high]``.
@@ -380,6 +423,11 @@ class _Reading:
         """Return the values with the worst one wherever a certificate was not given."""
         worst = self.span[1] if self.better == "lower" else self.span[0]
         return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+
+
+def worst_label(suite: str) -> str:
+    """Return what the rows of a suite's worst case are called."""
+    return f"{suite} (worst case)"
 
 
 def _left_out(frame: pd.DataFrame) -> list[str]:

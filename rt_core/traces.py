@@ -1,7 +1,7 @@
 """The values that travel: what an attack may see, what it may return, what is kept of it, and what a metric gives."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ __all__ = [
     "Batch",
     "Context",
     "Divergence",
+    "FrozenTensor",
     "Metric",
     "Rows",
     "Suite",
@@ -30,6 +31,7 @@ __all__ = [
     "ball_of",
     "check_metric",
     "check_number",
+    "check_radii",
     "check_radius",
     "check_whole",
     "lengths",
@@ -49,37 +51,107 @@ _INSIDE = 1 - 5e-7
 
 
 @dataclass(frozen=True, slots=True)
+class FrozenTensor:
+    """A tensor as a value, for the fields of frozen dataclasses: hashable, compared by content, described by its shape."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    content: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, values: Any) -> "FrozenTensor":
+        """Return a tensor, or what torch makes one of, as a value."""
+        if isinstance(values, FrozenTensor):
+            return values
+        tensor = torch.as_tensor(values).detach().cpu().contiguous()
+        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), content)
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the tensor itself, on a device."""
+        return torch.frombuffer(bytearray(self.content), dtype=getattr(torch, self.dtype)).reshape(self.shape).to(device)
+
+
+@dataclass(frozen=True, slots=True)
 class Ball:
     """How far an attack may move an input: ``norm`` is ``"linf"`` or ``"l2"`` over all of one input, ``radius`` in the bounds' units.
 
+    radius: for linf also one number for each entry of an input's first axis (a channel, or a feature of a vector); mask: bool, True where
+    the attack may move, broadcasts over one input; elsewhere an input stays as it is, bit for bit.
+
     Raises:
-        ValueError: another norm, or a radius that is no number, not finite or negative.
+        ValueError: another norm, a radius that is no number, not finite or negative, or a mask that is not bool or nowhere True.
     """
 
     norm: str
-    radius: float
+    radius: float | tuple[float, ...]
+    mask: FrozenTensor | None = None
 
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
             raise ValueError(f"norm is {self.norm!r}; expected 'linf' or 'l2'")
-        check_radius("radius", self.radius)
+        object.__setattr__(self, "radius", check_radii("radius", self.radius))
+        if self.norm == "l2" and isinstance(self.radius, tuple):
+            raise ValueError(f"radius is {self.radius}; an l2 ball is round and has one radius: give one number, or take norm='linf'")
+        if self.mask is not None:
+            object.__setattr__(self, "mask", FrozenTensor.of(self.mask))
+            if self.mask.dtype != "bool" or True not in self.mask.content:
+                raise ValueError(f"mask is {self.mask}; expected bool, and True somewhere, where the attack may move")
+
+    def __str__(self) -> str:
+        radius = "a radius for each feature (distances are in units of it)" if self._varies else f"radius {self.radius:.9g}"
+        return radius + (" and a mask" if self.mask is not None else "")
+
+    @property
+    def extent(self) -> float:
+        """Return the radius, or the largest of several."""
+        return max(self.radius) if isinstance(self.radius, tuple) else self.radius
+
+    def radii(self, like: Tensor) -> float | Tensor:
+        """Return the radius as what multiplies ``like``, [batch, *input].
+
+        Raises:
+            ValueError: the input has another number of entries on its first axis than there are radii.
+        """
+        if not isinstance(self.radius, tuple):
+            return self.radius
+        if len(self.radius) != like.shape[1]:
+            raise ValueError(
+                f"epsilon has {len(self.radius)} numbers, and an input has {like.shape[1]} entries on its first axis; give one for each, or one for all"
+            )
+        return torch.tensor(self.radius, dtype=like.dtype, device=like.device).reshape(-1, *[1] * (like.ndim - 2))
+
+    def free(self, like: Tensor) -> Tensor | None:
+        """Return the mask as what broadcasts over ``like``, [batch, *input]; None where everything may move.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        if self.mask is None:
+            return None
+        given, wanted = self.mask.shape, tuple(like.shape[1:])
+        if len(given) > len(wanted) or any(size not in (1, whole) for size, whole in zip(given[::-1], wanted[::-1], strict=False)):
+            raise ValueError(f"mask has shape {list(given)}; it must broadcast over one input, {list(wanted)}")
+        return self.mask.on(like.device)
 
     def box(self, center: Tensor, bounds: tuple[Bound, Bound]) -> tuple[Tensor, Tensor]:
         """Return the least and the largest value that each element may take: inside the bounds, and for linf inside the ball.
 
-        Computed in float64 and rounded inward, so that no float32 value in it is outside by even a last bit.
+        Computed in float64 and rounded inward, so that no float32 value in it is outside by even a last bit. Where a mask is False, both
+        are the center.
 
         center: [batch, *input] -> two of the same shape
         """
         low, high = (bound.expand_as(center) for bound in round_inward(bounds, center))
-        if self.norm != "linf":
-            return low, high
-        exact = _double(center)
-        grid = exact.to(center.dtype)
-        ball_low, ball_high = ((exact + way * self.radius).to(center.dtype) for way in (-1, 1))
-        ball_low = torch.where(exact - ball_low.double() > self.radius, torch.nextafter(ball_low, grid), ball_low)
-        ball_high = torch.where(ball_high.double() - exact > self.radius, torch.nextafter(ball_high, grid), ball_high)
-        return torch.maximum(low, ball_low.to(low.device)), torch.minimum(high, ball_high.to(high.device))
+        if self.norm == "linf":
+            exact = _double(center)
+            grid, radius = exact.to(center.dtype), self.radii(exact)
+            ball_low, ball_high = ((exact + way * radius).to(center.dtype) for way in (-1, 1))
+            ball_low = torch.where(exact - ball_low.double() > radius, torch.nextafter(ball_low, grid), ball_low)
+            ball_high = torch.where(ball_high.double() - exact > radius, torch.nextafter(ball_high, grid), ball_high)
+            low, high = torch.maximum(low, ball_low.to(low.device)), torch.minimum(high, ball_high.to(high.device))
+        free = self.free(center)
+        return (low, high) if free is None else (torch.where(free, low, center), torch.where(free, high, center))
 
     def project(self, inputs: Tensor, center: Tensor, bounds: tuple[Bound, Bound], *, box: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Return the inputs moved back into the ball and the bounds; ``box`` is that of ``center`` where it is known already.
@@ -87,28 +159,43 @@ class Ball:
         inputs, center: [batch, *input] -> same shape
         """
         low, high = self.box(center, bounds) if box is None else box
-        if self.norm == "linf":
-            return torch.minimum(torch.maximum(inputs, low), high)
-        moved = inputs - center
-        length = per_sample(lengths(moved), moved)
-        inside = moved * (self.radius * _INSIDE / length)
-        placed = center + inside
-        # In a small ball around a large value, rounding the sum is a long way: where it went outward, one step back.
-        placed = torch.where((placed - center).abs() > inside.abs(), torch.nextafter(placed, center), placed)
-        return torch.minimum(torch.maximum(torch.where(length > self.radius * _INSIDE, placed, inputs), low), high)
+        placed = inputs
+        if self.norm == "l2":
+            moved = inputs - center if self.mask is None else torch.where(low == high, 0, inputs - center)
+            length = per_sample(lengths(moved), moved)
+            inside = moved * (self.extent * _INSIDE / length)
+            placed = center + inside
+            # In a small ball around a large value, rounding the sum is a long way: where it went outward, one step back.
+            placed = torch.where((placed - center).abs() > inside.abs(), torch.nextafter(placed, center), placed)
+            placed = torch.where(length > self.extent * _INSIDE, placed, inputs)
+        placed = torch.minimum(torch.maximum(placed, low), high)
+        return placed if self.mask is None else torch.where(low == high, low, placed)  # the clamp may give 0 for -0: other bits
 
     def distance(self, inputs: Tensor, center: Tensor) -> Tensor:
-        """Return how far each sample was moved, in float64.
+        """Return how far each sample was moved, in float64; infinity where a mask forbids it.
+
+        With a radius for each feature, distances are in units of it: 1 is on the surface.
 
         inputs, center: [batch, *input] -> [batch]
         """
-        order = torch.inf if self.norm == "linf" else 2
-        return torch.linalg.vector_norm((_double(inputs) - _double(center)).flatten(1), ord=order, dim=1)
+        moved = _double(inputs) - _double(center)
+        if self._varies:
+            radii, length = self.radii(moved), moved.abs()
+            share = (length / radii).nan_to_num(nan=0.0, posinf=torch.inf)  # 0 / 0: a feature that may not move, and did not
+            moved = torch.where(length > radii, share.clamp(min=1 + 2**-52), share)  # a quotient may round to 1
+        free = self.free(moved)
+        if free is not None:
+            moved = torch.where(free | (moved == 0), moved, torch.inf)
+        return torch.linalg.vector_norm(moved.flatten(1), ord=torch.inf if self.norm == "linf" else 2, dim=1)
 
     @property
     def tolerance(self) -> float:
         """Return the largest measured distance that counts as inside: the radius itself for linf, 1e-6 more for l2."""
-        return self.radius if self.norm == "linf" else self.radius * (1 + 1e-6)
+        return 1.0 if self._varies else self.extent * (1 if self.norm == "linf" else 1 + 1e-6)
+
+    @property
+    def _varies(self) -> bool:
+        return isinstance(self.radius, tuple)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,12 +285,28 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What a metric may use besides the trace and the bank."""
+    """What a metric may use besides the trace and the bank.
+
+    shared: a place for what does not depend on the attack, the same one for all attacks on the same samples and encoder.
+    """
 
     encoder: Encoder
     divergence: Divergence
     random: SampleRandom
     known_labels: Sequence[int] | None = None
+    read: Callable[[], Tensor] | None = None
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Tensor:
+        """Return the clean inputs of the trace's samples, [n, *input], read when they are asked for.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.read is None:
+            raise ValueError("this metric looks at the inputs, and the context has none; give read=lambda: inputs")
+        return self.read()
 
     @property
     def labels(self) -> Tensor:
@@ -221,8 +324,9 @@ class Context:
 class Attack(Protocol):
     """Adversarial inputs for a batch: a frozen dataclass whose fields are its configuration.
 
-    Two attributes may be there, read once at the seam: ``ball`` (a ``Ball``; without it only the bounds are checked) and ``aims``
-    (without it both).
+    Some attributes may be there, read once at the seam: ``ball`` (a ``Ball``; without it only the bounds are checked), ``aims`` (without
+    it both), ``joint`` (True where the loss couples the rows of a batch: a run then gives it whole blocks of 64, whatever its batch) and
+    ``fit(encoder, train, divergence, *, random)``, which a run calls once for each encoder with the plan's ``train``.
     """
 
     def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
@@ -235,7 +339,7 @@ class Metric(Protocol):
     aim: ``"away"``, ``"target"`` or ``"clean"`` (no attack); better: ``"lower"`` or ``"higher"``; statistic: ``"rate"``, ``"mean"`` or
     ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value. A metric on each
     encoder's own scale says ``comparable = False`` (without it, True), and two encoders are not compared by it. ``check_metric`` checks
-    all of these.
+    all of these. A metric may have ``fit(encoder, train, *, random)``, which a run calls once for each encoder with the plan's ``train``.
     """
 
     aim: ClassVar[str]
@@ -301,6 +405,22 @@ def check_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; expected a plain number, such as 0.03{remedy}")
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}; expected a finite number, such as 0.03")
+
+
+def check_radii(name: str, value: Any) -> Any:
+    """Return a radius, or several as a tuple.
+
+    Raises:
+        ValueError: one of them cannot be the radius of a ball.
+    """
+    if not isinstance(value, (tuple, list)):
+        check_radius(name, value)
+        return value
+    if not value:
+        raise ValueError(f"{name} is empty; give one number, or one for each channel or feature")
+    for index, one in enumerate(value):
+        check_radius(f"{name}[{index}]", one)
+    return tuple(value)
 
 
 def check_radius(name: str, value: Any) -> None:

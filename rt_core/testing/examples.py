@@ -81,7 +81,13 @@ def read_example(aim: str, *, attacked: int = 12, bank: int = 40, order: Sequenc
     else:
         targets = None if partner is None else inputs[rows][partner]
         trace = replace(perturb(_blend, encoder, inputs[rows], targets=targets, ids=ids), partner=partner)
-    context = Context(encoder=encoder, divergence=l2, random=SampleRandom.of(0, ids), known_labels=[labels[row] for row in rows.tolist()])
+    context = Context(
+        encoder=encoder,
+        divergence=l2,
+        random=SampleRandom.of(0, ids),
+        known_labels=[labels[row] for row in rows.tolist()],
+        read=lambda: inputs[rows],
+    )
     return Reading(trace, Bank(clean, labels=labels), context)
 
 

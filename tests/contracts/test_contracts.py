@@ -5,7 +5,7 @@ What is installed later joins by itself; one that cannot be made without options
 
 import pytest
 
-from rt_core import attack, encoder, installed, metric
+from rt_core import Suite, attack, encoder, installed, metric
 from rt_core.testing import (
     check_plugin,
     linear_encoder,
@@ -33,6 +33,12 @@ ATTACKS = {
         {"attack": "FastGradientMethod", "eps": 0.05},
     ],
     "u_mi_pgd": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "decay": 0.5}],
+    "l_fgsm": [{"loss": "kl_vat", "epsilon": 0.1}],
+    "l_bim": [{"loss": "kl_vat", "epsilon": 1.0, "steps": 3, "norm": "l2"}],
+    "l_pgd": [{"loss": "kl_vat", "epsilon": 0.1, "steps": 3, "marks": (1, 3)}, {"loss": "rocl", "epsilon": 0.1, "steps": 3}],
+    "batch_l_fgsm": [{"loss": "ho_vasconcelos", "epsilon": 0.1}],
+    "batch_l_bim": [{"loss": "advcl", "epsilon": 1.0, "steps": 3, "norm": "l2"}],
+    "batch_l_pgd": [{"loss": "info_nce", "epsilon": 0.1, "steps": 3}],
 }
 METRICS = {"knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}]}
 SHAPES = {"digits": (1, 16, 16), "tiny": (3, 8, 8), "linear": (3, 8, 8)}  # of one input, by how the name begins
@@ -42,7 +48,15 @@ NEEDS_OPTIONS = {"module"}  # an encoder that is nothing without a path
 FOREIGN_START = {
     "gives_a_sample_the_same_result_in_any_batch_and_order": "the library draws its start from a global generator, seeded for the batch"
 }
+IN_COMPANY = {
+    "gives_a_sample_the_same_result_in_any_batch_and_order": "what a sample is compared with comes from its batch",
+    "takes_a_batch_of_one": "a contrast needs another sample",
+}
 EXPECTED = {
+    "l_pgd[loss=rocl]": IN_COMPANY,
+    "batch_l_fgsm[loss=ho_vasconcelos]": IN_COMPANY,
+    "batch_l_bim[loss=advcl,norm=l2]": IN_COMPANY | {"takes_inputs_that_are_no_images": "its high pass is of pictures"},
+    "batch_l_pgd[loss=info_nce]": IN_COMPANY,
     "identity": {
         "moves_the_representation": "it leaves every input as it is",
         "comes_nearer_to_its_target": "it leaves every input as it is",
@@ -62,7 +76,8 @@ def variants(kind, make, options):
                 shown = ",".join(
                     f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon", "eps", "eps_step")
                 )
-                made[f"{item.entry.name}[{shown}]" if shown else item.entry.name] = make(item.full_name, **chosen)
+                label, thing = f"{item.entry.name}[{shown}]" if shown else item.entry.name, make(item.full_name, **chosen)
+                made |= {f"{label}/{name}": member for name, member in thing.members.items()} if isinstance(thing, Suite) else {label: thing}
     return made
 
 

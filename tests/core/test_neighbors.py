@@ -475,6 +475,7 @@ def test_the_value_of_a_quantile_is_the_smallest_that_reaches_it(divergence):
         found = bank.quantile_value(share, divergence)
         assert bank.pair_quantiles(torch.tensor([found], dtype=torch.float64), divergence).item() >= share
         assert found == pytest.approx(values[max(math.ceil(share * len(values)) - 1, 0)].item(), rel=1e-7)
+    assert Bank(torch.ones(5, 3)).quantile_value(0.5, divergence) == 0
     for share in (0.0, 1.1, -1):
         with pytest.raises(ValueError, match="share"):
             bank.quantile_value(share, divergence)

@@ -1,77 +1,73 @@
-"""The bridge to the Adversarial Robustness Toolbox: an encoder as one of its classifiers, and its attacks as attacks of rt."""
+"""The bridge to the Adversarial Robustness Toolbox: its evasion attacks as attacks of rt."""
 
 import contextlib
 import inspect
-import logging.config
 import math
-import os
-import random as python_random
-import re
-import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import cache
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rt_core.divergences import Divergence
-from rt_core.encoders import Encoder, round_inward
-from rt_core.errors import RobustnessWarning
-from rt_core.randomness import SampleRandom
-from rt_core.traces import Ball, Batch, per_sample
-
-__all__ = ["ETA", "ARTAttack", "AnchorLoss", "Representations"]
-
-ETA = 1e-3
-"""Half the width of the perturbation beside the clean input at which its gradient is taken, in the bounds' units, as in U-FGSM."""
-
-TESTED = ((1, 20), (1, 21))
-
-# The attacks that read nothing but the gradient of the loss.
-_SERVED = (
-    "FastGradientMethod",
-    "BasicIterativeMethod",
-    "MomentumIterativeMethod",
-    "ProjectedGradientDescent",
-    "ProjectedGradientDescentNumpy",
-    "ProjectedGradientDescentPyTorch",
+from rt_art.library import evasions, library, options_of, quiet
+from rt_art.table import MODES, NEEDED, REFUSED, SERVED, SHORT, Served
+from rt_art.views import AnchorLoss, FromClean, Probabilities, Representations, clip_values, square_hooks
+from rt_core.adapting import (
+    ETA,
+    AnchorLogits,
+    ThresholdLogits,
+    UnitLogits,
+    better_of,
+    bisected,
+    check_route,
+    did_you_mean,
+    magnitudes,
+    one_by_one,
+    threshold_of,
 )
-_SHORT = {
-    "fgsm": "FastGradientMethod",
-    "fgm": "FastGradientMethod",
-    "bim": "BasicIterativeMethod",
-    "mim": "MomentumIterativeMethod",
-    "mifgsm": "MomentumIterativeMethod",
-    "pgd": "ProjectedGradientDescent",
-    "apgd": "AutoProjectedGradientDescent",
-}
-_LATER = "modes 'threshold' and 'instance' come later"
+from rt_core.divergences import Divergence, l2
+from rt_core.encoders import Encoder
+from rt_core.randomness import SampleRandom
+from rt_core.traces import Attempt, Ball, Batch, per_sample
+
+__all__ = ["ETA", "ARTAttack"]
+
+_FACTORY = Served(why="nothing is known of it", modes=MODES, whole=True)
+_BEGINNINGS = 24  # noise inputs that a decision attack may begin at, half of them at the bounds alone
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class ARTAttack:
-    """An evasion attack of ART that climbs the divergence instead of a classifier's loss, or descends it to a target.
+    """An evasion attack of ART without labels: it climbs the divergence, or looks for the smallest change that reaches one.
 
-    The library sees a ``PyTorchClassifier`` whose logits are the representations and whose loss is the divergence from each row's anchor;
-    the labels ``y`` say which anchor is a row's own. So ART's gradient attacks become siblings of U-PGD:
-    ``ARTAttack("ProjectedGradientDescent", num_random_init=1)`` takes U-PGD's very steps from the library's own start.
-    What it returns is projected to the exact ball and the bounds, and otherwise left as it is, also where it is no better than its start.
+    The library sees the encoder as a ``PyTorchClassifier``, in one of four ways; ``rt_art.table.SERVED`` says which serve a class:
 
-    *Random starts* come from numpy's global generator, which is seeded for the batch and put back: they are reproducible and depend on the
-    batch, unlike those of ``UPGD``. A start cannot be given: ART centers its ball on what it is given.
+    - ``"y"``: the logits are the representations, the loss is the divergence from each row's anchor, and the labels say which anchor is a
+      row's own. Gradient attacks become siblings of U-PGD: ``ARTAttack("ProjectedGradientDescent", num_random_init=1)`` takes U-PGD's very
+      steps from the library's own start.
+    - ``"unit"``: two logits, of which one rises with the divergence, with a gradient of exactly one.
+    - ``"threshold"``: the class changes where the divergence passes ``threshold``: attacks that look for the smallest change of class find
+      the smallest that moves a representation so far (toward targets: that brings it so near). What they find is shortened to where it just
+      reaches the threshold. Notes: ``reached`` (0 or 1), ``magnitude_l2`` and ``magnitude_linf`` (NaN where it was not reached: the input
+      is then the best that was found).
+    - ``"instance"``: the classes are the samples themselves and their nearest others in the bank: an untargeted success is a breakaway
+      (Petrov & Kwiatkowska 2022, Eq. 4), a targeted one an impersonation.
+
+    What comes back is projected to the exact ball, where the attack has one, and the bounds. In modes y and unit it is otherwise left as it
+    is, also where it is no better than its start; in the others the clean input stands where it is.
+
+    *Random numbers* come from the global generators, which are seeded and put back: for the batch where the library is given whole batches
+    (route "batch"), so that they depend on it, and for the sample where it is given one at a time (route "single"). A start cannot be
+    given: ART centers its ball on what it is given. Decision attacks begin at noise of the sample's own, toward targets at its target.
 
     *At the clean input* the gradient of the divergence from itself is zero, and ART begins there unless ``num_random_init=1``. Aiming away,
-    the view therefore looks at x + η wherever a gradient is asked for at exactly x, η uniform in ±``ETA`` (0.001) and drawn per sample, as
-    U-FGSM does; every other iterate is seen as it is, and the ball stays around x.
+    the view therefore looks at x + η wherever a gradient is asked for at x, η uniform in ±``ETA`` (0.001) and drawn per sample, as U-FGSM
+    does; every other iterate is seen as it is, and the ball stays around x.
 
     *Costs.* ART computes in float32 whatever it is given, and looks at the clean and the adversarial batch once more at the end: two forward
     passes that rt does not need. It is imported when the first attack is made, which takes seconds; for so long the variable HOME points to a
@@ -81,54 +77,114 @@ class ARTAttack:
         attack: a class of ``art.attacks.evasion`` by name, such as ``"ProjectedGradientDescent"``, or a factory
             ``(estimator, **options) -> ART attack``, of which nothing is known: it has no ball, so its results are checked against the
             bounds alone.
-        mode: ``"y"``; ``"threshold"`` and ``"instance"`` come later, for attacks that ask which class a classifier finds.
-        options: of the library's class, under its own names and with its own defaults (``eps``, ``eps_step``, ``max_iter``, …); eps and
-            eps_step are in the bounds' units. ``batch_size`` is the whole batch and ``verbose`` is off unless given.
+        mode: ``"y"``, ``"unit"``, ``"threshold"`` or ``"instance"``; None takes that of the class (``"y"`` for a factory).
+        threshold: of mode "threshold", a divergence; None takes the ``quantile`` of the bank's pairs.
+        quantile: of the divergences of pairs of the bank, in (0, 1].
+        route: ``"batch"`` hands over whole batches, ``"single"`` one sample at a time; ``"auto"`` whole batches where that is right.
+        options: of the library's class, under its own names and with its own defaults (``eps``, ``eps_step``, ``max_iter``, …); lengths are
+            in the bounds' units. ``batch_size`` is the whole batch where that is all it means, and ``verbose`` is off unless given.
 
     Attributes:
         library: the library and its version, since its defaults and its algorithms are part of what is recorded.
 
     Raises:
-        ImportError: ART is not installed.
+        ImportError: ART, or a package that this attack needs, is not installed.
         ValueError: no such attack, mode or option, an attack that the mode cannot serve, or a number out of its range.
     """
 
     attack: str | Callable[..., Any]
     mode: str
+    threshold: float | None
+    quantile: float
+    route: str
     options: Mapping[str, Any] = field(hash=False)
     library: str
 
-    def __init__(self, attack: str | Callable[..., Any], *, mode: str = "y", **options: Any) -> None:
-        if mode != "y":
-            raise ValueError(f"mode is {mode!r}; expected 'y' ({_LATER})")
+    def __init__(
+        self,
+        attack: str | Callable[..., Any],
+        *,
+        mode: str | None = None,
+        threshold: float | None = None,
+        quantile: float = 0.5,
+        route: str = "auto",
+        **options: Any,
+    ) -> None:
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         named = _named(attack)
-        _check_options(named, plain)
-        library = f"adversarial-robustness-toolbox {sys.modules['art'].__version__}"
-        for name, value in {"attack": named, "mode": mode, "options": plain, "library": library}.items():
+        served = _FACTORY if not isinstance(named, str) else SERVED[named]
+        mode = served.modes[0] if mode is None else mode
+        _check_mode(named, mode, served)
+        _check_threshold(mode, threshold, quantile)
+        check_route(route)
+        settings = {
+            "attack": named,
+            "mode": mode,
+            "threshold": threshold,
+            "quantile": quantile,
+            "route": route,
+            "options": plain,
+            "library": f"adversarial-robustness-toolbox {library().version}",
+        }
+        for name, value in settings.items():
             object.__setattr__(self, name, value)
+        if route == "batch" and not _by_batch(served, mode):
+            reason = (
+                "it mixes the samples that it is given" if served.alone else f"in mode {mode!r} there is one anchor for all rows of a call"
+            )
+            raise ValueError(f"route is 'batch', and {self.label} needs one sample at a time: {reason}; leave route out")
+        _check_options(self)
 
     def __repr__(self) -> str:
-        return f"ARTAttack({', '.join([repr(self.attack), *(f'{name}={value!r}' for name, value in self.options.items())])})"
+        told = {"mode": self._served.modes[0], "threshold": None, "quantile": 0.5, "route": "auto"}
+        chosen = {name: value for name, default in told.items() if (value := getattr(self, name)) != default}
+        return (
+            f"ARTAttack({', '.join([repr(self.attack), *(f'{name}={value!r}' for name, value in (chosen | dict(self.options)).items())])})"
+        )
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"ART's {self.attack if isinstance(self.attack, str) else getattr(self.attack, '__name__', self.attack)}"
 
     @property
     def ball(self) -> Ball | None:
-        """The ball of ``norm`` and ``eps``, given or default; None for a factory, and for norms other than infinity and 2."""
-        if not isinstance(self.attack, str):
+        """The ball of its norm and radius, given or default; None for a factory, for norms other than infinity and 2, and for searches."""
+        if self._served.norm is None:
             return None
-        # BasicIterativeMethod has no norm to choose: it is infinity.
-        known = {"norm": math.inf, **_parameters(self.attack), **self.options}
-        norm = {math.inf: "linf", 2: "l2"}.get(float(known["norm"]))
-        return None if norm is None else Ball(norm, known["eps"])
+        known = self._known
+        norm = {"linf": math.inf, "l2": 2}.get(self._served.norm, known.get("norm"))
+        name = {math.inf: "linf", 2: "l2"}.get(float(norm))
+        return None if name is None else Ball(name, known[self._served.radius])
+
+    @property
+    def aims(self) -> tuple[str, ...]:
+        """``"away"``, ``"target"`` or both, by the class and the mode."""
+        served = self._served
+        if self.mode != "instance":
+            return served.aims
+        if served.goal:
+            return ("target",)
+        return served.aims if served.impersonates else tuple(aim for aim in served.aims if aim == "away")
+
+    @property
+    def joint(self) -> bool:
+        """Whether the samples of a batch depend on each other: their anchors are each other's classes."""
+        return self.mode == "instance" and self.batched
+
+    @property
+    def batched(self) -> bool:
+        """Whether the library is given whole batches, and not one sample at a time."""
+        return self.route != "single" and _by_batch(self._served, self.mode)
 
     @property
     def steps(self) -> int:
         """How many steps the library's attack takes, given or by default; 0 where it has no ``max_iter``."""
-        known = _parameters(self.attack) if isinstance(self.attack, str) else {}
-        return {**known, **self.options}.get("max_iter", 0)
+        steps = self._known.get("max_iter", 0)
+        return steps if isinstance(steps, int) else 0
 
-    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor:
-        """[batch, *input] -> same shape"""
+    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
+        """[batch, *input] -> same shape; an ``Attempt`` with notes in mode "threshold" """
         if batch.start is not None:
             raise ValueError(
                 f"{self!r} takes no start: ART centers its ball on the inputs that it is given, so a start would move the ball; "
@@ -137,105 +193,194 @@ class ARTAttack:
         ball = self.ball
         if ball is not None and ball.radius == 0:
             return batch.inputs.clone()
-        inputs = batch.inputs.float().contiguous()
-        labels = np.eye(max(len(inputs), 2), dtype=np.float32)[: len(inputs)]
-        with _current(inputs.device), torch.enable_grad(), random.global_generators("global generators"):
-            attack = self._made(_estimator(encoder, batch, divergence, random, labels.shape[1]), len(inputs))
-            moved = attack.generate(x=inputs.cpu().numpy(), y=labels)
-        moved = torch.as_tensor(moved).to(batch.inputs)
-        return encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
+        threshold = self._threshold(batch, divergence)
+        parts = [(slice(None), batch)] if self.batched else [(slice(row, row + 1), one) for row, one in one_by_one(batch)]
+        moved = torch.cat([self._found(encoder, part, divergence, random.select(rows), threshold) for rows, part in parts])
+        moved = encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
+        if self.mode in ("y", "unit"):
+            return moved
+        moved = better_of(encoder, batch, divergence, batch.inputs, moved)
+        if threshold is None:
+            return moved
+        return self._measured(encoder, batch, divergence, moved, threshold)
 
-    def _made(self, estimator: Any, rows: int) -> Any:
-        if isinstance(self.attack, str):
-            wanted = {"batch_size": rows, "verbose": False}
-            silent = {name: value for name, value in wanted.items() if name in _parameters(self.attack)}
-            return getattr(_library().evasion, self.attack)(estimator, **{**silent, **self.options})
-        made = self.attack(estimator, **self.options)
-        if not isinstance(made, _library().EvasionAttack):
-            raise ValueError(f"factory {self.attack!r} returned {type(made).__name__}; expected an evasion attack of ART")
-        if made.targeted:
-            raise ValueError(f"the attack of factory {self.attack!r} is targeted; leave that out, since the batch's aim decides it")
-        return made
+    @property
+    def _served(self) -> Served:
+        return SERVED[self.attack] if isinstance(self.attack, str) else _FACTORY
 
+    @property
+    def _known(self) -> dict[str, Any]:
+        return {**(options_of(self.attack) if isinstance(self.attack, str) else {}), **self.options}
 
-class Representations(nn.Module):
-    """An encoder as the network of an ART estimator: representations where logits would be.
+    def _threshold(self, batch: Batch, divergence: Divergence) -> float | None:
+        if self.mode != "threshold" or self.threshold is not None:
+            return self.threshold
+        return threshold_of(batch.bank, self.quantile, divergence, who=f"{self.label} in mode 'threshold'")
 
-    It has no training mode, and neither shows the encoder's modules and weights to the library nor changes them.
+    def _measured(self, encoder: Encoder, batch: Batch, divergence: Divergence, moved: Tensor, threshold: float) -> Attempt:
+        """Shorten what reached the threshold, and say what did."""
+        shortened, reached = bisected(encoder, batch, divergence, moved, threshold)
+        if not self._served.bisects:
+            shortened = moved
+        elif self.ball is not None:
+            shortened = self.ball.project(shortened, batch.inputs, encoder.bounds)
+        return Attempt(inputs=shortened, notes=magnitudes(batch, shortened, reached))
 
-    Args:
-        eta: [batch, *input], what is added where a gradient is asked for at exactly a clean input, aiming away.
-    """
-
-    def __init__(self, encoder: Encoder, batch: Batch, *, eta: Tensor) -> None:
-        super().__init__()
-        self.training = False
-        self.__dict__["encoder"] = encoder  # not as a submodule: ART clears gradients and sets modes of what it finds
-        self.home, self.dtype = batch.inputs.device, batch.inputs.dtype
-        self.clean = batch.inputs.float()
-        self.beside = encoder.clip(batch.inputs + eta.to(batch.inputs)) if batch.aim == "away" else None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Represent a batch, where the batch is and on the device that it came from.
-
-        inputs: [rows, *input] -> [rows, dim]
-        """
-        seen = inputs.to(self.home, self.dtype).contiguous()
-        if self.beside is not None and inputs.requires_grad:
-            fresh, own = _fresh(inputs.detach().to(self.clean), self.clean)
-            seen = torch.where(per_sample(fresh, seen), self.beside[own] + (seen - seen.detach()), seen)
-        representations = self.encoder(seen)
-        if inputs.requires_grad and not representations.requires_grad:
-            # A constant output has no graph, which means the same as a gradient of zero.
-            representations = representations + (seen * 0).flatten(1).sum(1, keepdim=True)
-        return representations.to(inputs.device)
-
-    def train(self, mode: bool = True) -> "Representations":
-        """Do nothing: a view measures, so it is always in eval mode."""
-        return self
-
-
-class AnchorLoss(nn.Module):
-    """The divergence from each row's anchor, summed; toward targets, minus that: climbing it is what the aim asks for.
-
-    The labels are one-hot over the batch's anchors. The anchors themselves would not do as labels: FastGradientMethod divides labels by
-    their sum, every attack casts them to float32, and where a representation has one dimension it is taken for a class index.
-    """
-
-    def __init__(self, anchor: Tensor, divergence: Divergence, *, way: int) -> None:
-        super().__init__()
-        self.anchor, self.divergence, self.way = anchor, divergence, way
-
-    def forward(self, representations: Tensor, labels: Tensor) -> Tensor:
-        """representations: [rows, dim]; labels: [rows, batch] -> scalar"""
-        own = labels.argmax(dim=1).to(self.anchor.device)
-        return self.way * self.divergence(self.anchor[own], representations.to(self.anchor.device)).sum()
+    def _found(self, encoder: Encoder, batch: Batch, divergence: Divergence, random: SampleRandom, threshold: float | None) -> Tensor:
+        """Return what the library makes of some samples, in their dtype; what is not finite is the clean input."""
+        served, device = self._served, batch.inputs.device
+        if threshold is not None and _is_there(batch, divergence, threshold):
+            return batch.inputs.clone()
+        with _current(device), torch.enable_grad(), random.global_generators("global generators"), quiet(), _elsewhere(self, batch):
+            shown = _shown(self, encoder, batch, divergence, random, threshold)
+            given = {}
+            if served.begins:
+                begin = _beginning(self, batch, shown, random)
+                if begin is None:
+                    return batch.inputs.clone()
+                if served.begins == "input":
+                    given = {served.begin_as: begin.cpu().numpy()}
+            made = _made(self, shown, batch.aim)
+            try:
+                returned = made.generate(x=shown.inputs.cpu().numpy(), y=shown.labels, **given)
+            except ValueError as error:
+                if served.hint:
+                    error.add_note(served.hint)
+                raise
+        found = torch.as_tensor(np.asarray(returned)).to(batch.inputs)
+        found = found if shown.scale is None else shown.scale.back(found)
+        return torch.where(per_sample(found.isfinite().flatten(1).all(1), found), found, batch.inputs)
 
 
-def _estimator(encoder: Encoder, batch: Batch, divergence: Divergence, random: SampleRandom, classes: int) -> Any:
+class _Shown(NamedTuple):
+    """What the library is given: an estimator, inputs in its units, labels [batch, classes] or guide inputs, and what turns units back."""
+
+    estimator: Any
+    inputs: Tensor
+    labels: np.ndarray
+    scale: Any
+    model: nn.Module
+    hooks: Mapping[str, Any] = {}
+
+
+def _shown(
+    attack: ARTAttack, encoder: Encoder, batch: Batch, divergence: Divergence, random: SampleRandom, threshold: float | None
+) -> _Shown:
+    served, who = attack._served, attack.label
     eta = random.uniform("eta", batch.inputs.shape[1:], low=-ETA, high=ETA)
-    low, high = (bound.cpu().numpy() for bound in round_inward(encoder.bounds, batch.inputs.float()))
-    if low.shape != high.shape:
-        low, high = np.broadcast_arrays(low, high)
-    return _library().PyTorchClassifier(
-        model=Representations(encoder, batch, eta=eta),
-        loss=AnchorLoss(batch.anchor, divergence, way=1 if batch.aim == "away" else -1),
-        input_shape=tuple(batch.inputs.shape[1:]),
+    if attack.mode == "y":
+        return _shown_y(attack, encoder, batch, divergence, eta)
+    if attack.mode == "unit":
+        view: Any = UnitLogits(encoder, batch, divergence, eta=eta, who=who)
+        labels, classes = torch.zeros(len(batch.inputs), dtype=torch.long), 4 if served.gated else 2
+    elif attack.mode == "threshold":
+        assert threshold is not None
+        view = ThresholdLogits(encoder, batch, divergence, threshold=threshold, columns=served.columns, who=who, eta=eta)
+        labels, classes = torch.full((len(batch.inputs),), int(served.goal or _begins_targeted(attack, batch.aim))), served.columns
+    else:
+        view = AnchorLogits(encoder, batch, divergence, columns=served.columns, who=who)
+        labels, classes = view.labels.cpu(), max(len(view.anchors), served.columns)
+    model = FromClean(view) if attack.mode == "unit" and served.gated else Probabilities(view) if served.probabilities else view
+    one_hot = np.eye(classes, dtype=np.float32)[labels.numpy()]
+    estimator = _estimator(model, nn.CrossEntropyLoss(), batch.inputs, classes, (0.0, 1.0))
+    return _Shown(estimator, view.clean.float(), one_hot, view.scale, model)
+
+
+def _shown_y(attack: ARTAttack, encoder: Encoder, batch: Batch, divergence: Divergence, eta: Tensor) -> _Shown:
+    inputs = batch.inputs.float().contiguous()
+    labels = np.eye(max(len(inputs), 2), dtype=np.float32)[: len(inputs)]
+    way = 1 if batch.aim == "away" else -1
+    if attack.attack == "ShadowAttack":
+        way = -way  # given labels, it takes them for targets and descends
+    loss = AnchorLoss(batch.anchor, divergence, way=way)
+    model = Representations(encoder, batch, eta=eta)
+    estimator = _estimator(model, loss, inputs, labels.shape[1], clip_values(encoder, inputs))
+    hooks: Mapping[str, Any] = {}
+    if attack.attack == "SquareAttack":
+        hooks = square_hooks(estimator, loss)
+    if attack.attack == "FeatureAdversariesPyTorch":
+        if divergence is not l2:
+            raise ValueError(
+                f"{attack.label} descends the l2 distance, whatever the divergence; leave divergence out, or take another attack"
+            )
+        assert batch.target_inputs is not None
+        labels = batch.target_inputs.float().cpu().numpy()
+    return _Shown(estimator, inputs, labels, None, model, hooks)
+
+
+def _estimator(model: nn.Module, loss: nn.Module, inputs: Tensor, classes: int, clip: tuple[Any, Any]) -> Any:
+    return library().PyTorchClassifier(
+        model=model,
+        loss=loss,
+        input_shape=tuple(inputs.shape[1:]),
         nb_classes=classes,
-        clip_values=(low, high),
-        device_type="gpu" if batch.inputs.device.type == "cuda" else "cpu",
+        clip_values=clip,
+        device_type="gpu" if inputs.device.type == "cuda" else "cpu",
     )
 
 
-def _fresh(inputs: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
-    """Say which rows are still exactly clean inputs, and of which sample; an attack may send fewer or more of them, in any order.
+def _made(attack: ARTAttack, shown: _Shown, aim: str) -> Any:
+    """Return the library's attack on what it is shown."""
+    rows = len(shown.inputs)
+    if not isinstance(attack.attack, str):
+        made = attack.attack(shown.estimator, **attack.options)
+        if not isinstance(made, library().EvasionAttack):
+            raise ValueError(f"factory {attack.attack!r} returned {type(made).__name__}; expected an evasion attack of ART")
+        if made.targeted:
+            raise ValueError(f"the attack of factory {attack.attack!r} is targeted; leave that out, since the batch's aim decides it")
+        if attack.mode == "instance" and aim == "target":
+            made.set_params(targeted=True)
+        return made
+    made = _constructed(attack, shown.estimator, rows, aim, shown.scale, shown.hooks)
+    for part in getattr(made, "attacks", ()):
+        if "verbose" in part.attack_params:
+            part.set_params(verbose=False)
+    return made
 
-    inputs: [rows, *input]; clean: [batch, *input] -> two of [rows]
+
+def _constructed(attack: ARTAttack, estimator: Any, rows: int, aim: str, scale: Any, hooks: Mapping[str, Any]) -> Any:
+    served, known = attack._served, attack._known
+    options: dict[str, Any] = {"verbose": False} if "verbose" in known else {}
+    if served.sized:
+        options["batch_size"] = rows
+    options |= attack.options
+    for name, value in served.defaults.items():
+        options[name] = {**value, **(attack.options.get(name) or {})}
+    if scale is not None:
+        options |= {name: known[name] / scale.width for name in served.lengths}
+    kind = evasions()[attack.attack]
+    if "targeted" in inspect.signature(kind).parameters:
+        options["targeted"] = _begins_targeted(attack, aim) or (attack.mode == "instance" and aim == "target")
+    return kind(estimator, **options, **hooks)
+
+
+def _begins_targeted(attack: ARTAttack, aim: str) -> bool:
+    """Say whether an attack must be told the class to reach in order to begin at an input of it."""
+    return attack.mode == "threshold" and aim == "target" and attack._served.begin_as == "x_init"
+
+
+def _beginning(attack: ARTAttack, batch: Batch, shown: _Shown, random: SampleRandom) -> Tensor | None:
+    """Return an input that is of another class than the clean one, [1, *input] in the library's units; None if none was found.
+
+    ART would draw one from a generator of its own that nothing seeds, or search for ever.
     """
-    if len(inputs) == len(clean):
-        return (inputs == clean).flatten(1).all(1), torch.arange(len(clean), device=clean.device)
-    equal = torch.stack([(row == clean).flatten(1).all(1) for row in inputs])
-    return equal.any(1), equal.float().argmax(1)
+    if batch.aim == "away":
+        noise = random.uniform("beginning", (_BEGINNINGS, *batch.inputs.shape[1:]))[0].to(shown.inputs)
+        first, last = noise.chunk(2)
+        tried = last.round() if attack._served.begins == "noise" else torch.cat([first, last.round()])
+    else:
+        assert batch.target_inputs is not None
+        tried = batch.target_inputs if shown.scale is None else shown.scale.forth(batch.target_inputs)
+    with torch.no_grad():
+        clean, *found = shown.model(torch.cat([shown.inputs, tried.to(shown.inputs)])).argmax(1).tolist()
+    label = int(shown.labels.argmax())
+    reaches = attack.mode == "instance" and batch.aim == "target"
+    return next((tried[row : row + 1] for row, one in enumerate(found) if (one == label if reaches else one != clean)), None)
+
+
+def _is_there(batch: Batch, divergence: Divergence, threshold: float) -> bool:
+    """Say whether a sample needs no attack to be within the threshold of its target."""
+    return batch.aim == "target" and bool((divergence(batch.anchor, batch.clean) <= threshold).all())
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager:
@@ -243,12 +388,40 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def _elsewhere(attack: ARTAttack, batch: Batch) -> Iterator[None]:
+    """Work in a temporary directory where an attack leaves files in the current one.
+
+    GeoDA looks for its basis there, and makes it with a function that NumPy 2 has not: it finds the basis made.
+    """
+    if not attack._served.litters:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="rt-art-") as place, contextlib.chdir(place):
+        if attack.attack == "GeoDA":
+            size, few = batch.inputs.shape[-1], attack._known["sub_dim"]
+            np.save(Path(place) / f"2d_dct_basis_{few}_{size}.npy", _cosines(few, size))
+        yield
+
+
+def _cosines(few: int, size: int) -> np.ndarray:
+    """Return the first ``few`` x ``few`` two-dimensional cosines: [size * size, few * few], float32"""
+    length, place = max(size, few), np.arange(size)
+    waves = np.stack([np.cos((2 * place + 1) * wave * math.pi / (2 * length)) for wave in range(few)])
+    waves *= np.where(np.arange(few) == 0, math.sqrt(1 / length), math.sqrt(2 / length))[:, None]
+    # Down an image run the waves of the outer index in ART's own order of rows and columns.
+    return np.einsum("ux,vy->uvyx", waves, waves).reshape(few * few, size * size).T.astype(np.float32)
+
+
+def _by_batch(served: Served, mode: str) -> bool:
+    if served.alone or mode == "threshold":
+        return False
+    return served.whole if mode == "unit" else True
+
+
 def _named(attack: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Return the name of a class of the library, which mode "y" serves, or the factory."""
-    library = _library()
-    classes = {
-        name: found for name, found in vars(library.evasion).items() if isinstance(found, type) and issubclass(found, library.EvasionAttack)
-    }
+    """Return the name of a class of the library that is served, or the factory."""
+    classes = evasions()
     if not isinstance(attack, str):
         name = getattr(attack, "__name__", "")
         if not callable(attack):
@@ -258,132 +431,106 @@ def _named(attack: str | Callable[..., Any]) -> str | Callable[..., Any]:
         if classes.get(name) is not attack:
             return attack
         attack = name
-    if attack not in classes:
-        meant = f"; did you mean {_SHORT[attack.lower()]!r}?" if attack.lower() in _SHORT else _did_you_mean(attack, classes)
-        raise ValueError(f"art.attacks.evasion has no attack {attack!r}{meant} (mode 'y' serves {', '.join(_SERVED)})")
-    if attack not in _SERVED:
-        raise ValueError(
-            f"ART's {attack} does not work in mode 'y': it asks which class a classifier finds, and representations are no classes ({_LATER}; "
-            f"mode 'y' serves {', '.join(_SERVED)})"
-        )
-    return attack
+    if attack in REFUSED:
+        raise ValueError(f"ART's {attack} cannot attack encoders: {REFUSED[attack]}")
+    if attack in SERVED and attack in classes:
+        return attack
+    if attack in classes:
+        raise ValueError(f"ART's {attack} is not known here; give a factory of it, (estimator) -> attack, and a mode")
+    meant = f"; did you mean {SHORT[attack.lower()]!r}?" if attack.lower() in SHORT else did_you_mean(attack, SERVED)
+    raise ValueError(f"art.attacks.evasion has no attack {attack!r}{meant} (it has {', '.join(SERVED)})")
 
 
-def _check_options(attack: str | Callable[..., Any], options: Mapping[str, Any]) -> None:
-    if not isinstance(attack, str):
+def _check_mode(attack: str | Callable[..., Any], mode: str, served: Served) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; expected {', '.join(map(repr, MODES))}")
+    if mode not in served.modes:
+        others = " and ".join(map(repr, served.modes))
+        can = f"mode {others} does" if len(served.modes) == 1 else f"modes {others} do"
+        raise ValueError(f"ART's {attack} does not work in mode {mode!r}: {served.why}; {can}")
+
+
+def _check_threshold(mode: str, threshold: Any, quantile: Any) -> None:
+    if threshold is not None:
+        if mode != "threshold":
+            raise ValueError(f"threshold is {threshold!r}, and mode {mode!r} has none; leave it out, or take mode 'threshold'")
+        if not _is_number(threshold) or not 0 < threshold < math.inf:
+            raise ValueError(f"threshold is {threshold!r}; expected a positive, finite divergence")
+    if not _is_number(quantile) or not 0 < quantile <= 1:
+        raise ValueError(f"quantile is {quantile!r}; expected a number in (0, 1]: the share of the bank's pairs that are nearer")
+
+
+def _check_options(attack: ARTAttack) -> None:
+    options = attack.options
+    if not isinstance(attack.attack, str):
         try:
-            inspect.signature(attack).bind(None, **options)
+            inspect.signature(attack.attack).bind(None, **options)
         except TypeError as error:
             raise ValueError(
-                f"factory {attack!r} cannot be called with the estimator and {', '.join(options) or 'nothing else'}: {error}"
+                f"factory {attack.attack!r} cannot be called with the estimator and {', '.join(options) or 'nothing else'}: {error}"
             ) from None
         return
-    known = _parameters(attack)
+    served, known = attack._served, options_of(attack.attack)
     for name, value in options.items():
         if name == "targeted":
             raise ValueError("targeted is no option here: targets are given to perturb, or by the metrics of a plan, and the aim follows")
+        if name in ("adv_criterion", "loss") and attack.attack == "SquareAttack":
+            raise ValueError(f"{name} is no option here: the mode decides what SquareAttack reads")
         if name not in known:
-            raise ValueError(f"ART's {attack} has no option {name!r}{_did_you_mean(name, known)} (it takes {', '.join(known)})")
-        if name in ("eps", "eps_step") and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
-            reason = "it is a radius and cannot be negative" if name == "eps" else "it is a step; the aim decides the direction"
+            raise ValueError(f"{attack.label} has no option {name!r}{did_you_mean(name, known)} (it takes {', '.join(known)})")
+        if name in ("eps", "eps_step", served.radius) and not (_is_number(value) and math.isfinite(value) and value >= 0):
+            reason = "it is a step; the aim decides the direction" if name == "eps_step" else "it is a radius and cannot be negative"
             raise ValueError(f"{name} is {value!r}; expected a number from 0 on, in the units of the encoder's bounds: {reason}")
-    if not _is_norm(options.get("norm", math.inf)):
+    missing = [name for name, default in known.items() if default is inspect.Parameter.empty and name not in options]
+    if missing:
+        raise ValueError(f"{attack.label} needs {' and '.join(missing)}; the library has no default")
+    if served.norm == "norm" and not _is_norm(options.get("norm", math.inf)):
         raise ValueError(f"norm is {options['norm']!r}; expected 'inf' or a number from 1 on")
     if options.get("eps_step", 1) == 0:
         raise ValueError("eps_step is 0; a step must be positive")
     steps = options.get("max_iter", 1)
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"max_iter is {steps!r}; at least one step is needed")
-    starts = options.get("num_random_init", 0)
-    if starts not in (0, 1):
+    _check_classless(attack)
+    also = [package for (one, name, value), package in NEEDED.items() if one == attack.attack and attack._known[name] == value]
+    for package in (*served.needs, *also):
+        if find_spec(package) is None:
+            raise ImportError(f"{attack.label} needs the package {package}, which is not installed: pip install {package}")
+    if attack.ball is None or attack.ball.radius > 0:
+        _check_by_library(attack)
+
+
+def _check_classless(attack: ARTAttack) -> None:
+    """Raise ValueError for options that choose by the class where the mode shows none that means anything."""
+    if attack.mode not in ("y", "unit"):
+        return
+    for name in ("num_random_init", "nb_random_init"):
+        starts = attack.options.get(name, 0)
+        if starts not in (0, 1):
+            raise ValueError(
+                f"{name} is {starts!r}; expected 0 or 1: ART keeps the restart at which the class changed, and representations have none "
+                "(UPGD of rt-unsupervised-attacks keeps the best of its restarts)"
+            )
+    if attack.options.get("minimal"):
         raise ValueError(
-            f"num_random_init is {starts!r}; expected 0 or 1: ART keeps the restart at which the class changed, and representations have none "
-            "(UPGD of rt-unsupervised-attacks keeps the best of its restarts)"
+            "minimal is True; it looks for the step at which the class changes, and representations have none: mode='threshold' looks for "
+            "the step at which a divergence is reached"
         )
-    if options.get("minimal"):
-        raise ValueError("minimal is True; it looks for the step at which the class changes, and representations have none")
+
+
+def _check_by_library(attack: ARTAttack) -> None:
+    """Make the attack once on a network of nothing, so that what the library refuses is said now."""
+    estimator = _estimator(nn.Sequential(nn.Flatten()), nn.CrossEntropyLoss(), torch.zeros(1, 3, 4, 4), 48, (0.0, 1.0))
+    try:
+        with quiet():
+            _constructed(attack, estimator, 1, attack.aims[0], None, {})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{attack.label} refuses these options: {error}") from None
 
 
 def _is_norm(norm: Any) -> bool:
-    return norm == "inf" or (isinstance(norm, (int, float)) and norm >= 1)
+    return norm == "inf" or (_is_number(norm) and norm >= 1)
 
 
-def _parameters(attack: str) -> dict[str, Any]:
-    """Return the options of a class of the library with their defaults."""
-    _, *options = inspect.signature(getattr(_library().evasion, attack)).parameters.values()
-    return {option.name: option.default for option in options if option.name != "targeted"}
-
-
-class _Library(NamedTuple):
-    evasion: ModuleType
-    EvasionAttack: type
-    PyTorchClassifier: type
-
-
-@cache
-def _library() -> _Library:
-    """Import what is used of ART, so that the process and the user's home stay as they were."""
-    try:
-        with _contained():
-            evasion, attacks, classifiers = (
-                import_module(f"art.{name}") for name in ("attacks.evasion", "attacks", "estimators.classification")
-            )
-        library = _Library(evasion, attacks.EvasionAttack, classifiers.PyTorchClassifier)
-        found = sys.modules["art"].__version__
-    except (ImportError, AttributeError) as error:
-        raise ImportError(f"ART cannot be imported ({error}); to install it: pip install adversarial-robustness-toolbox") from error
-    if not TESTED[0] <= tuple(map(int, re.findall(r"\d+", found)[:2])) < TESTED[1]:
-        warnings.warn(
-            f"ART {found} is not among the versions that this bridge was tested with "
-            f"({'.'.join(map(str, TESTED[0]))} up to, not including, {'.'.join(map(str, TESTED[1]))}); its attacks may mean something else",
-            RobustnessWarning,
-            stacklevel=2,
-        )
-    return library
-
-
-@contextlib.contextmanager
-def _contained() -> Iterator[None]:
-    """Keep what importing ART does beside importing to itself.
-
-    ART writes ~/.art/config.json, unless there is one; configures logging, upon which Python closes every handler that the process has
-    (a log file opened for writing takes no more lines); and brings scipy and scikit-learn, which add warnings filters and draw from Python's
-    global generator.
-    """
-    if "art" in sys.modules:
-        yield
-        return
-    state, configure = python_random.getstate(), logging.config.dictConfig
-    with warnings.catch_warnings(), _home_elsewhere():
-        logging.config.dictConfig = lambda config: None
-        try:
-            yield
-        finally:
-            logging.config.dictConfig = configure
-            python_random.setstate(state)
-    logging.getLogger("art").addHandler(logging.NullHandler())  # as ART's own configuration does
-
-
-@contextlib.contextmanager
-def _home_elsewhere() -> Iterator[None]:
-    """Point the home directory to a temporary one, unless ART has a configuration in the real one already."""
-    real = Path(os.path.expanduser("~")) / ".art"
-    if (real / "config.json").exists():
-        yield
-        return
-    before = {name: os.environ.get(name) for name in ("HOME", "USERPROFILE")}
-    with tempfile.TemporaryDirectory(prefix="rt-art-") as elsewhere:
-        os.environ.update(dict.fromkeys(before, elsewhere))
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
-            if "art.config" in sys.modules:
-                sys.modules["art.config"].ART_DATA_PATH = str(real / "data")
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    spelled = {one.lower(): one for one in known}
-    close = get_close_matches(name.lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         relative_quantile,
         universal_quantile,
     )
+    from rt_label_free_metrics.local import LocalSensitivity, ViewQuantile, benign_views
     from rt_label_free_metrics.metrics import (
         AdversarialMargin,
         BreakawayRisk,
@@ -31,20 +32,29 @@ __all__ = [
     "BreakawayRisk",
     "CosineSimilarity",
     "Divergence",
+    "LocalSensitivity",
     "NearestNeighborAccuracy",
     "OverlapRisk",
     "RelativeQuantile",
     "TargetCosineSimilarity",
     "TargetDivergence",
     "UniversalQuantile",
+    "ViewQuantile",
     "adversarial_margin",
+    "benign_views",
     "breakaway_risk",
     "nearest_neighbor_accuracy",
     "overlap_risk",
     "relative_quantile",
     "universal_quantile",
 ]
+_LOCAL = ["LocalSensitivity", "ViewQuantile", "benign_views"]
+_OTHERS = [name for name in __all__ if name not in _LOCAL]
 __getattr__, __dir__ = lazy(
     __name__,
-    {"functions": [name for name in __all__ if name.islower()], "metrics": [name for name in __all__ if not name.islower()]},
+    {
+        "functions": [name for name in _OTHERS if name.islower()],
+        "local": _LOCAL,
+        "metrics": [name for name in _OTHERS if not name.islower()],
+    },
 )

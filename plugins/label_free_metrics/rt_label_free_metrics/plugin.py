@@ -40,4 +40,14 @@ def rt_metrics():
             summary="how far two samples attacked toward each other stay apart",
             factory=f"{_HERE}:AdversarialMargin",
         ),
+        MetricEntry(
+            name="view_quantile",
+            summary="share of benign views of the same sample that move it at least as far",
+            factory="rt_label_free_metrics.local:ViewQuantile",
+        ),
+        MetricEntry(
+            name="local_sensitivity",
+            summary="how steep the encoder is around a clean input",
+            factory="rt_label_free_metrics.local:LocalSensitivity",
+        ),
     ]

@@ -1,80 +1,157 @@
-"""The bridge to torchattacks: an encoder shown as a classifier of two classes, and its attacks as attacks of rt."""
+"""The bridge to torchattacks: an encoder shown as a classifier, and the library's attacks as attacks of rt."""
 
 import inspect
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from rt_core.adapting import (
+    ETA,
+    AnchorLogits,
+    ThresholdLogits,
+    UnitLogits,
+    bisected,
+    check_route,
+    did_you_mean,
+    magnitudes,
+    one_by_one,
+    threshold_of,
+    warn_untested,
+)
 from rt_core.divergences import Divergence
-from rt_core.encoders import Bound, Encoder
-from rt_core.errors import RobustnessWarning, ShapeError
+from rt_core.encoders import Encoder
 from rt_core.randomness import SampleRandom
-from rt_core.traces import AIMS, Ball, Batch, per_sample
+from rt_core.traces import AIMS, Attempt, Ball, Batch, check_number, check_whole, per_sample
 
-__all__ = ["ETA", "Torchattack", "UnitLogits"]
-
-ETA = 1e-3
-"""Half the width of the perturbation beside the clean input at which its gradient is taken, in the bounds' units, as in U-FGSM."""
+__all__ = ["CLASSES", "MODES", "Torchattack", "Traits"]
 
 TESTED = ((3, 5), (3, 6))
+MODES = ("unit", "threshold", "instance")
 
-# What one number a row is enough for: attacks that read the gradient alone and keep every row in its place.
-_NORMS = {
-    **dict.fromkeys(("FGSM", "BIM", "RFGSM", "PGD", "EOTPGD", "FFGSM", "TPGD", "MIFGSM", "UPGD", "DIFGSM", "TIFGSM"), "linf"),
-    **dict.fromkeys(("NIFGSM", "SINIFGSM", "VMIFGSM", "VNIFGSM", "PIFGSM", "PIFGSMPP"), "linf"),
-    "PGDL2": "l2",
-}
 _BY_MISTAKE = "it stops or chooses by the mistakes of a classifier, and mode 'unit' shows one that is always mistaken"
-_BY_ROWS = "it drops, repeats or reorders rows, and mode 'unit' holds one anchor a row"
-_UNSUITED = {
-    **dict.fromkeys(("APGD", "APGDT", "AutoAttack", "CW", "DeepFool", "EADEN", "EADL1", "FAB", "JSMA", "OnePixel", "Pixle"), _BY_MISTAKE),
-    **dict.fromkeys(("SparseFool", "Square"), _BY_MISTAKE),
-    **dict.fromkeys(("PGDRS", "PGDRSL2", "SPSA"), _BY_ROWS),
-    "Jitter": "it divides the logits by the largest, which leaves nothing of the one number that mode 'unit' shows",
-    "GN": "it adds noise without looking at the encoder; rt has 'uniform_noise' for that",
-    "VANILA": "it returns its input; rt has 'identity' for that",
-    "MultiAttack": "it takes other attacks, not options; run them as attacks of their own",
+_LOOPS = "it goes through the samples one by one anyway"
+_SUMS = "it stops by a sum over the batch"
+_DROPS = "it drops rows that are done"
+_REPEATS = "it repeats rows"
+
+
+class Traits(NamedTuple):
+    """What is known of a class of the library.
+
+    mode: its default mode; norm: of its ball, ``"option"`` where its option ``norm`` says it, None where it has none; batched: the modes in
+    which it is given whole batches, in the others one sample at a time, and why; unfit: why mode "unit" does not serve it, or nothing;
+    columns: how many logits its loss needs at least; targeted: whether it can aim at a label, which mode "instance" needs toward targets.
+    """
+
+    mode: str
+    norm: str | None = None
+    batched: tuple[str, ...] = MODES
+    why: str = ""
+    unfit: str = ""
+    columns: int = 2
+    targeted: bool = True
+
+
+_SMALLEST = Traits("threshold", None, (), _LOOPS, _BY_MISTAKE)  # looks for the smallest change of class
+
+CLASSES: Mapping[str, Traits] = {
+    **dict.fromkeys(("FGSM", "BIM", "RFGSM", "PGD", "EOTPGD", "FFGSM", "MIFGSM", "UPGD", "DIFGSM", "TIFGSM"), Traits("unit", "linf")),
+    **dict.fromkeys(("NIFGSM", "SINIFGSM", "VMIFGSM", "VNIFGSM", "PIFGSMPP"), Traits("unit", "linf")),
+    **dict.fromkeys(("TPGD", "PIFGSM"), Traits("unit", "linf", targeted=False)),
+    "PGDL2": Traits("unit", "l2"),
+    "PGDRS": Traits("unit", "linf", ("instance",), _REPEATS),
+    "PGDRSL2": Traits("unit", "l2", ("instance",), _REPEATS),
+    "SPSA": Traits("unit", "linf", ("instance",), _REPEATS),
+    "APGD": Traits("unit", "option", columns=3, targeted=False),
+    "Square": Traits("unit", "option", ("unit", "instance"), _DROPS),
+    "Jitter": Traits(
+        "instance", "linf", unfit="it divides the logits by the largest, which leaves nothing of the one number that mode 'unit' shows"
+    ),
+    "APGDT": Traits("instance", "option", ("instance",), _DROPS, _BY_MISTAKE, columns=4, targeted=False),
+    "AutoAttack": Traits("instance", "option", ("instance",), _DROPS, _BY_MISTAKE, columns=4, targeted=False),
+    "FAB": _SMALLEST._replace(norm="option", why="it takes a gradient of every logit, and drops rows that are done"),
+    "CW": _SMALLEST._replace(why=_SUMS),
+    "EADL1": _SMALLEST._replace(why=_SUMS),
+    "EADEN": _SMALLEST._replace(why=_SUMS),
+    "DeepFool": _SMALLEST._replace(targeted=False),
+    "SparseFool": _SMALLEST._replace(targeted=False),
+    "JSMA": _SMALLEST,
+    "OnePixel": _SMALLEST,
+    "Pixle": _SMALLEST,
+    "GN": Traits("unit", targeted=False),
+    "VANILA": Traits("unit", targeted=False),
+}
+_REFUSED = {
+    "MultiAttack": "it takes other attacks, not options: give a factory, such as lambda model: torchattacks.MultiAttack([…])",
     "LGV": "it trains further models on labels",
 }
-_LATER = "modes 'threshold' and 'instance' come later"
+
 _RADII = ("eps", "max_epsilon")
-_LENGTHS = (*_RADII, "alpha")
-_STEPS = ("steps", "num_iter_set")
+_LENGTHS = (*_RADII, "alpha", "noise_sd")
+# Lengths by one class's name that are something else in another.
+_OWN_LENGTHS = {"SPSA": ("delta", "lr"), "EADL1": ("beta",), "EADEN": ("beta",), "GN": ("std",), "JSMA": ("theta",)}
+_STEPS = ("steps", "num_iter_set", "max_iterations", "n_queries", "nb_iter")
+_WHOLE = (*_STEPS, "n_restarts", "restarts", "eot_iter", "popsize")
+_NORMS = {"Linf": "linf", "L2": "l2"}
+_VERSIONS = ("standard", "plus", "rand")
+# These compute in float32 whatever they are given, or mix the two.
+_DOUBLE = frozenset(name for name, traits in CLASSES.items() if traits.mode == "unit" and traits.batched == MODES) - {"APGD"}
+# These know images alone; other inputs are shown to them as images of one row, but to the last, which move squares about.
+_IMAGES = frozenset({"APGD", "APGDT", "AutoAttack", "Square", "Jitter", "OnePixel", "Pixle", "PGDRS", "PGDRSL2"})
+_SPATIAL = frozenset({"AutoAttack", "Square", "Pixle"})
+_COLORED = frozenset({"TIFGSM", "PIFGSM", "PIFGSMPP"})
+_JSMA_LARGEST = 10_000
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Torchattack:
-    """An attack of torchattacks that climbs the divergence instead of a classifier's loss, or descends it to a target.
+    """An attack of torchattacks that moves representations instead of a classifier's decision, without labels.
 
-    The library sees ``UnitLogits``: two logits a row, of which the second rises with the divergence, and a gradient of exactly one. So its
-    attacks by gradient become siblings of U-PGD: ``Torchattack("PGD")`` takes U-PGD's very steps from the library's own start.
-    What it returns is projected to the exact ball and the bounds, and otherwise left as it is, also where it is no better than its start.
+    The library sees the encoder as a classifier, in one of three ways:
 
-    *Random starts* come from torch's global generator, which is seeded for the batch and put back: they are reproducible and depend on the
-    batch, unlike those of ``UPGD``. A start cannot be given: torchattacks centers its ball on what it is given.
+    - ``"unit"``: one number a row rises with the divergence, toward targets it falls, and its gradient is exactly the divergence's. So attacks
+      that climb a loss by gradient become siblings of U-PGD: ``Torchattack("PGD")`` takes U-PGD's very steps from the library's own start.
+    - ``"threshold"``: a row is misclassified where its divergence is above ``threshold``, toward targets below. So attacks that look for the
+      smallest change of class find the smallest change that moves a representation so far. They have no ball; the move is shortened until it
+      just reaches the threshold (``rt_core.adapting.bisected``), and noted: ``reached`` (0 or 1), ``magnitude_l2`` and ``magnitude_linf`` (NaN
+      where it was not reached, and the library's best effort is kept).
+    - ``"instance"``: a row is misclassified where another sample of the bank is nearer than its own clean representation: a breakaway. Toward
+      targets, it is classified as its target: an impersonation. All samples of a batch share the anchors, so a result belongs to its batch.
+
+    ``CLASSES`` holds for every class its default mode and how it is called. What the library returns is projected to the exact ball and the
+    bounds, and otherwise left as it is, also where it is no better than its start. Its own idea of success is used for nothing: APGD gives its
+    best iterate, Square its best query, and where APGDT and AutoAttack give a sample back as it was, the best of one run of APGD is taken.
+
+    *Random numbers* come from global generators, which are seeded for what the library is given and put back. Given one sample at a time,
+    a result is the sample's own; given batches, it is reproducible and depends on the batch, unlike that of ``UPGD``. A start cannot be given:
+    torchattacks centers its ball on what it is given.
 
     *At the clean input* the gradient of the divergence from itself is zero, and FGSM, BIM and others begin there. Aiming away, the view
-    therefore looks at x + η wherever a gradient is asked for at exactly x, η uniform in ±``ETA`` (0.001) and drawn per sample, as U-FGSM
-    does; every other iterate is seen as it is, and the ball stays around x.
+    therefore looks at x + η wherever a gradient is asked for at x, η uniform in ±``ETA`` (0.001) and drawn per sample, as U-FGSM does; every
+    other iterate is seen as it is, and the ball stays around x. CW begins within ``ETA`` of the bounds, at which its tanh cannot move, and SPSA,
+    aiming away, within its ``delta`` of x, where its differences see more than rounding.
 
-    *Units.* The library knows inputs in [0, 1] alone. With other bounds of one width, such as (-1, 1), it sees inputs and the options
-    ``eps``, ``alpha`` and ``max_epsilon`` rescaled: they are in the bounds' units, the class's defaults too. Not so inside a factory.
+    *Units.* The library knows inputs in [0, 1] alone. With other bounds of one width, such as (-1, 1), it sees inputs and lengths (``eps``,
+    ``alpha`` and the like, the class's defaults too) rescaled: they are in the bounds' units. Not so inside a factory.
 
     Args:
         attack: a class of torchattacks by name, such as ``"PGD"``, or a factory ``(model, **options) -> torchattacks attack``, of which
             nothing is known: it has no ball, so its results are checked against the bounds alone.
-        mode: ``"unit"``; ``"threshold"`` and ``"instance"`` come later, for attacks that stop by a classifier's mistakes or move rows.
-        options: of the library's class, under its own names and with its own defaults (``eps``, ``alpha``, ``steps``, …).
+        mode: ``"unit"``, ``"threshold"`` or ``"instance"``; None takes the class's own in ``CLASSES``, and ``"unit"`` for a factory.
+        threshold: the divergence to reach in mode "threshold"; None takes that of ``quantile``.
+        quantile: the universal quantile to reach, of the pairs of the bank. Toward targets a small one is wanted, such as 0.01.
+        anchors: how many nearest others of each sample are told apart in mode "instance".
+        route: ``"batch"`` gives the library whole batches, ``"single"`` one sample at a time; ``"auto"`` takes the class's own in ``CLASSES``.
+        options: of the library's class, under its own names and with its own defaults (``eps``, ``alpha``, ``steps``, …), but for three: seed
+            is none, n_classes is never more than there are anchors, and in mode "threshold" FAB's eps is no limit unless given.
 
     Attributes:
         library: the library and its version, since its defaults and its algorithms are part of what is recorded.
@@ -86,67 +163,144 @@ class Torchattack:
 
     attack: str | Callable[..., Any]
     mode: str
+    threshold: float | None
+    quantile: float | None
+    anchors: int | None
+    route: str
     options: Mapping[str, Any] = field(hash=False)
     library: str
 
-    def __init__(self, attack: str | Callable[..., Any], *, mode: str = "unit", **options: Any) -> None:
-        if mode != "unit":
-            raise ValueError(f"mode is {mode!r}; expected 'unit' ({_LATER})")
+    def __init__(
+        self,
+        attack: str | Callable[..., Any],
+        *,
+        mode: str | None = None,
+        threshold: float | None = None,
+        quantile: float = 0.5,
+        anchors: int = 9,
+        route: str = "auto",
+        **options: Any,
+    ) -> None:
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         named = _named(attack)
-        _check_options(named, plain)
-        library = f"torchattacks {_library().__version__}"
-        for name, value in {"attack": named, "mode": mode, "options": plain, "library": library}.items():
+        traits = _traits(named)
+        chosen = traits.mode if mode is None else mode
+        _check_mode(named, chosen, threshold, quantile, anchors)
+        _check_options(named, chosen, plain)
+        values = {
+            "attack": named,
+            "mode": chosen,
+            "threshold": threshold,
+            "quantile": quantile if chosen == "threshold" and threshold is None else None,
+            "anchors": anchors if chosen == "instance" else None,
+            "route": _route(named, chosen, route),
+            "options": plain,
+            "library": f"torchattacks {_library().__version__}",
+        }
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"Torchattack({', '.join([repr(self.attack), *(f'{name}={value!r}' for name, value in self.options.items())])})"
+        traits = _traits(self.attack)
+        said = {} if self.mode == traits.mode else {"mode": self.mode}
+        said |= {name: value for name in ("threshold", "quantile", "anchors") if (value := getattr(self, name)) is not None}
+        said |= {} if self.route == _route(self.attack, self.mode, "auto") else {"route": self.route}
+        return (
+            f"Torchattack({', '.join([repr(self.attack), *(f'{name}={value!r}' for name, value in (said | dict(self.options)).items())])})"
+        )
 
     @property
     def ball(self) -> Ball | None:
-        """The ball of the class's norm and its ``eps``, given or default; None for a factory."""
-        radius = next((value for name in _RADII if (value := self._option(name)) is not None), None)
-        return Ball(_NORMS[self.attack], radius) if self.attack in _NORMS and radius is not None else None
+        """The ball of the class's norm and its ``eps``, given or default; None for a factory, in mode "threshold" and where there is none."""
+        norm, radius = _traits(self.attack).norm, next((value for name in _RADII if (value := self._option(name)) is not None), None)
+        if norm is None or radius is None or self.mode == "threshold":
+            return None
+        return Ball(_NORMS[self._option("norm")] if norm == "option" else norm, radius)
 
     @property
     def aims(self) -> tuple[str, ...]:
         # TPGD takes no label: it climbs away from what the model says of the clean input.
-        return ("away",) if self.attack == "TPGD" else AIMS
+        awayward = self.attack == "TPGD" or (self.mode == "instance" and not _traits(self.attack).targeted)
+        return ("away",) if awayward else AIMS
+
+    @property
+    def joint(self) -> bool:
+        """Whether the samples of a batch depend on each other: in mode "instance" they are each other's anchors."""
+        return self.mode == "instance" and self.route == "batch"
 
     @property
     def steps(self) -> int:
         """How many steps the library's attack takes, given or by default; 0 where it has no such option."""
         return next((value for name in _STEPS if (value := self._option(name)) is not None), 0)
 
-    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor:
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"torchattacks' {self.attack if isinstance(self.attack, str) else getattr(self.attack, '__name__', self.attack)}"
+
+    def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:
         """[batch, *input] -> same shape"""
         if batch.start is not None:
             raise ValueError(
                 f"{self!r} takes no start: torchattacks centers its ball on the inputs that it is given, so a start would move the ball; "
                 "leave start out, or take an attack of rt, such as UPGD"
             )
-        ball = self.ball
+        ball, threshold = self.ball, self.threshold
         if ball is not None and ball.radius == 0:
             return batch.inputs.clone()
-        scale = _scale(encoder.bounds, batch.inputs)
-        view = UnitLogits(encoder, batch, divergence, eta=random.uniform("eta", batch.inputs.shape[1:], low=-ETA, high=ETA), who=self.label)
-        attack = self._made(view, scale)
-        with torch.enable_grad(), random.global_generators("global generators"):
-            moved = attack(view.clean, torch.zeros(len(batch.inputs), dtype=torch.long, device=batch.inputs.device))
-        moved = _back(moved.detach().to(batch.inputs), scale)
-        return encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
+        _check_shape(self.attack, batch.inputs, self.label)
+        if self.mode == "threshold" and threshold is None:
+            assert self.quantile is not None
+            threshold = threshold_of(batch.bank, self.quantile, divergence, who=f"{self.label} in mode 'threshold'")
+        if self.route == "batch":
+            moved = self._moved(encoder, batch, divergence, threshold, random)
+        else:
+            parts = [self._moved(encoder, one, divergence, threshold, random.select([row])) for row, one in one_by_one(batch)]
+            moved = torch.cat(parts)
+        # What divides by a gradient of zero ends in NaN, where it should have stayed.
+        moved = torch.where(per_sample(moved.isfinite().flatten(1).all(1), moved), moved, batch.inputs)
+        moved = encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
+        if threshold is None:
+            return moved
+        moved, reached = bisected(encoder, batch, divergence, moved, threshold)
+        return Attempt(inputs=moved, notes=magnitudes(batch, moved, reached))
 
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        return f"torchattacks' {self.attack if isinstance(self.attack, str) else getattr(self.attack, '__name__', self.attack)}"
+    def _moved(self, encoder: Encoder, batch: Batch, divergence: Divergence, threshold: float | None, random: SampleRandom) -> Tensor:
+        """Return what the library makes of a batch, in the bounds' units."""
+        view = self._view(encoder, batch, divergence, threshold, random)
+        with warnings.catch_warnings(), torch.enable_grad(), random.global_generators("global generators"):
+            warnings.filterwarnings("ignore", module="torchattacks")
+            attack = self._made(view, random)
+            shown = _start(attack, view, random, keeps=not isinstance(self.attack, str) or self.attack in _DOUBLE)
+            if self.attack in _IMAGES and shown.ndim != 4:
+                shown = shown.reshape(len(shown), 1, 1, -1)
+            labels = torch.zeros(len(shown), dtype=torch.long, device=shown.device)
+            if isinstance(view, AnchorLogits):
+                labels = view.labels
+                if batch.aim == "target":
+                    _aim(attack, view, self.label)
+            moved = _run(attack, view, shown, labels)
+        moved = moved.detach().to(batch.inputs).reshape(batch.inputs.shape)
+        return moved if view.scale is None else view.scale.back(moved)
+
+    def _view(
+        self, encoder: Encoder, batch: Batch, divergence: Divergence, threshold: float | None, random: SampleRandom
+    ) -> UnitLogits | ThresholdLogits | AnchorLogits:
+        columns = _traits(self.attack).columns
+        if self.mode == "instance":
+            assert self.anchors is not None
+            return AnchorLogits(encoder, batch, divergence, anchors=self.anchors, columns=columns, who=self.label)
+        eta = random.uniform("eta", batch.inputs.shape[1:], low=-ETA, high=ETA)
+        if threshold is None:
+            return UnitLogits(encoder, batch, divergence, eta=eta, who=self.label)
+        return ThresholdLogits(encoder, batch, divergence, threshold=threshold, columns=columns, eta=eta, who=self.label)
 
     def _option(self, name: str) -> Any:
         """Return an option as given or as the class defaults it; None where it has none of that name."""
         known = _parameters(self.attack) if isinstance(self.attack, str) else {}
         return self.options.get(name, known.get(name))
 
-    def _made(self, view: "UnitLogits", scale: "_Scale | None") -> Any:
+    def _made(self, view: UnitLogits | ThresholdLogits | AnchorLogits, random: SampleRandom) -> Any:
         library = _library()
         if not isinstance(self.attack, str):
             made = self.attack(view, **self.options)
@@ -158,128 +312,80 @@ class Torchattack:
                     f"the attack of factory {self.attack!r} is set to {made!r}; leave its mode and normalization alone: {what}"
                 )
             return made
-        lengths = {} if scale is None else {name: self._option(name) for name in _LENGTHS}
-        rescaled = {name: value / scale.width for name, value in lengths.items() if value is not None}
-        return getattr(library, self.attack)(view, **{**self.options, **rescaled})
+        wanted = dict(self.options)
+        if self.attack == "FAB" and self.mode == "threshold" and "eps" not in wanted:
+            wanted["eps"] = _unlimited(self._option("norm"), view)
+        elif view.scale is not None:
+            lengths = {name: self._option(name) for name in _lengths(self.attack)}
+            wanted |= {name: value / view.scale.width for name, value in lengths.items() if value is not None}
+        known = _parameters(self.attack)
+        if "seed" in known:
+            wanted["seed"] = random.library_seed("seed of the library")
+        if "n_classes" in known:
+            told = len(view.anchors) if isinstance(view, AnchorLogits) else 2
+            wanted["n_classes"] = max(min(self._option("n_classes"), told), 2)
+        return getattr(library, self.attack)(view, **wanted)
 
 
-class UnitLogits(nn.Module):
-    """An encoder as a classifier whose gradient is that of the divergence: logits [0, d], of which class 0 is every row's label.
-
-    Climbing the cross-entropy climbs the divergence from the batch's anchor, or, toward targets, descends it. Two things are not as in a
-    classifier. The gradient of each row's d is exactly one, whatever factor a loss puts on it: the factor of cross-entropy, sigmoid(d) / n,
-    would flip signs by rounding and underflow. And the d that is shown is asinh(d), which is d near 0 and below 60 always, toward targets
-    64 - asinh(d): no loss that is computed from it saturates.
-
-    It holds the batch's anchors by position, so an attack must send whole batches in their order. It has no training mode, and neither
-    shows the encoder's modules and weights to the library nor changes them.
-
-    Args:
-        eta: [batch, *input], what is added where a gradient is asked for at exactly the clean input, aiming away.
-        who: the attack's name, for messages.
-
-    Attributes:
-        clean: [batch, *input], the clean inputs as the library is to see them, in [0, 1].
-    """
-
-    def __init__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, eta: Tensor, who: str) -> None:
-        super().__init__()
-        self.training = False
-        self.device_marker = nn.Parameter(torch.empty(0, device=batch.inputs.device), requires_grad=False)
-        self.__dict__["encoder"] = encoder  # not as a submodule: the library has no business with its modes, weights and gradients
-        self.divergence, self.anchor, self.who = divergence, batch.anchor, who
-        self.way = 1 if batch.aim == "away" else -1
-        self.scale = _scale(encoder.bounds, batch.inputs)
-        self.clean = _forth(batch.inputs, self.scale).contiguous()
-        self.beside = encoder.clip(batch.inputs + eta.to(batch.inputs)) if batch.aim == "away" else None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Show the divergence of each row.
-
-        inputs: [batch, *input], in [0, 1] -> [batch, 2]
-
-        Raises:
-            ShapeError: another number of rows than the batch has.
-        """
-        if len(inputs) != len(self.clean):
-            raise ShapeError(f"{self.who} asks for {len(inputs)} rows of a batch of {len(self.clean)}: {_BY_ROWS} ({_LATER})")
-        inputs = _Contiguous.apply(inputs.to(self.clean.dtype))
-        seen = _back(inputs, self.scale)
-        if self.beside is not None and inputs.requires_grad:
-            fresh = per_sample((inputs.detach() == self.clean).flatten(1).all(1), seen)
-            seen = torch.where(fresh, self.beside + (seen - seen.detach()), seen)
-        value = self.divergence(self.anchor, self.encoder(seen))
-        if inputs.requires_grad and not value.requires_grad:
-            value = value + (inputs * 0).flatten(1).sum(1)  # a constant output has no graph, which means the same as a gradient of zero
-        return torch.stack([torch.zeros_like(value), _UnitGate.apply(value, self.way)], dim=1)
-
-    def train(self, mode: bool = True) -> "UnitLogits":
-        """Do nothing: a view measures, so it is always in eval mode."""
-        return self
+def _run(attack: Any, view: UnitLogits | ThresholdLogits | AnchorLogits, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Call an attack, so that it gives its best also where it does not call that a success."""
+    library = _library()
+    if isinstance(attack, library.APGD):
+        return attack.perturb(inputs, labels, best_loss=True)[1]
+    if isinstance(attack, library.Square):
+        return _square(attack, view, inputs, labels)
+    moved = attack(inputs, labels)
+    if isinstance(attack, (library.APGDT, library.AutoAttack)):
+        same = (moved == inputs).flatten(1).all(1)
+        if same.any():
+            instead = library.APGD(view, norm=attack.norm, eps=attack.eps, steps=getattr(attack, "steps", 10))
+            moved[same] = instead.perturb(inputs[same], labels[same], best_loss=True)[1]
+    return moved
 
 
-class _UnitGate(torch.autograd.Function):
-    """Forward a squashed number that no loss saturates on; backward one, or minus one toward targets, for any positive slope."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, way: int) -> Tensor:
-        ctx.way = way
-        shown = value.asinh().clamp(max=60)
-        return shown if way > 0 else 64 - shown
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        return slope.sign() * ctx.way, None
-
-
-class _Contiguous(torch.autograd.Function):
-    """The same values in plain memory order, in both directions: the library looks at inputs and gradients through ``view``."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
-        return inputs.contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope.contiguous()
+@torch.no_grad()
+def _square(attack: Any, view: UnitLogits | ThresholdLogits | AnchorLogits, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the best of Square's restarts; its own loop gives back the clean input where a restart made no mistake."""
+    if isinstance(view, UnitLogits):
+        view.mistaken = False  # a row that is mistaken is done
+    attack.init_hyperparam(inputs)
+    best, margin = inputs, attack.margin_and_loss(inputs, labels)[0]
+    for _ in range(attack.n_restarts):
+        _, found = attack.attack_single_run(inputs, labels)
+        reached = attack.margin_and_loss(found, labels)[0]
+        best = torch.where(per_sample(reached < margin, best), found, best)
+        margin = torch.minimum(margin, reached)
+    return best
 
 
-class _Scale(NamedTuple):
-    """How inputs lie in [0, 1]: inputs = low + width * shown."""
-
-    low: Tensor
-    width: float
-
-
-def _scale(bounds: tuple[Bound, Bound], inputs: Tensor) -> _Scale | None:
-    """Return the scale of these bounds; None for [0, 1], where nothing is to be done.
-
-    Raises:
-        ValueError: the width differs between elements, so that one eps would mean several.
-    """
-    low, high = (torch.as_tensor(bound, dtype=torch.float64, device="cpu") for bound in bounds)
-    if (low == 0).all() and (high == 1).all():
-        return None
-    width = high - low
-    least, largest = width.min().item(), width.max().item()
-    if largest - least > 1e-6 * largest:
-        raise ValueError(
-            f"torchattacks moves inputs in [0, 1], and the encoder's bounds are {least:g} wide in one place and {largest:g} in another, where one eps "
-            "would mean several; give unnormalized inputs and let the encoder normalize (Encoder(…, normalize=…))"
-        )
-    return _Scale(low.to(inputs), largest)
+def _start(attack: Any, view: UnitLogits | ThresholdLogits | AnchorLogits, random: SampleRandom, *, keeps: bool) -> Tensor:
+    """Return what the library is given for the clean inputs, in float32 unless it keeps float64."""
+    library = _library()
+    shown = view.clean if keeps else view.clean.float()
+    if isinstance(attack, library.CW):
+        return shown.clamp(ETA, 1 - ETA)
+    if isinstance(attack, library.SPSA) and view.away and not isinstance(view, AnchorLogits):
+        draws = random.uniform("start", shown.shape[1:], low=-attack.delta, high=attack.delta)
+        return (shown + draws.to(shown)).clamp(0, 1)
+    return shown
 
 
-def _forth(inputs: Tensor, scale: _Scale | None) -> Tensor:
-    return inputs if scale is None else ((inputs - scale.low) / scale.width).clamp(0, 1)
+def _aim(attack: Any, view: AnchorLogits, label: str) -> None:
+    """Aim an attack at the targets' anchors."""
+    if "targeted" not in attack.supported_mode:
+        raise ValueError(f"{label} cannot aim at a label, as mode 'instance' does toward targets; leave targets out, or take another mode")
+    if isinstance(attack, _library().FAB):
+        attack.set_mode_targeted_by_function(lambda inputs, labels: view.labels, quiet=True)  # it wants both labels
+        return
+    attack.set_mode_targeted_by_label(quiet=True)
 
 
-def _back(shown: Tensor, scale: _Scale | None) -> Tensor:
-    return shown if scale is None else scale.low + shown * scale.width
+def _unlimited(norm: str, view: UnitLogits | ThresholdLogits | AnchorLogits) -> float:
+    return 1.0 if norm == "Linf" else math.sqrt(view.clean[0].numel())
 
 
 def _named(attack: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Return the name of a class of the library, which mode "unit" serves, or the factory."""
+    """Return the name of a class of the library, or the factory."""
     library = _library()
     classes = {
         name: found
@@ -294,14 +400,52 @@ def _named(attack: str | Callable[..., Any]) -> str | Callable[..., Any]:
             return attack
         attack = name
     if attack not in classes:
-        served = ", ".join(name for name in classes if name in _NORMS)
-        raise ValueError(f"torchattacks has no attack {attack!r}{_did_you_mean(attack, classes)} (mode 'unit' serves {served})")
-    if attack in _UNSUITED:
-        raise ValueError(f"torchattacks' {attack} does not work in mode 'unit': {_UNSUITED[attack]} ({_LATER})")
+        raise ValueError(f"torchattacks has no attack {attack!r}{did_you_mean(attack, classes)} (it has {', '.join(CLASSES)})")
+    if attack not in CLASSES:
+        reason = _REFUSED.get(attack, "this bridge does not know it: give a factory, such as lambda model: torchattacks.…(model)")
+        raise ValueError(f"torchattacks' {attack} is not served by its name: {reason}")
     return attack
 
 
-def _check_options(attack: str | Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _traits(attack: str | Callable[..., Any]) -> Traits:
+    # A factory's attack may do anything: only the mode that holds nothing by row can give it batches without knowing.
+    return CLASSES[attack] if isinstance(attack, str) else Traits("unit", columns=4, batched=("unit", "instance"))
+
+
+def _route(attack: str | Callable[..., Any], mode: str, route: str) -> str:
+    check_route(route)
+    traits = _traits(attack)
+    if route == "auto":
+        return "batch" if mode in traits.batched else "single"
+    if route == "batch" and isinstance(attack, str) and mode not in traits.batched and mode != "instance":
+        raise ValueError(f"route is 'batch'; torchattacks' {attack} takes one sample at a time in mode {mode!r}: {traits.why}")
+    return route
+
+
+def _check_mode(attack: str | Callable[..., Any], mode: str, threshold: Any, quantile: Any, anchors: Any) -> None:
+    traits = _traits(attack)
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; expected {', '.join(map(repr, MODES))}, or None for the class's own")
+    if mode == "unit" and traits.unfit:
+        raise ValueError(
+            f"torchattacks' {attack} does not work in mode 'unit': {traits.unfit} (mode {traits.mode!r} serves it, and is its default)"
+        )
+    check_number("quantile", quantile)
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile is {quantile:g}; expected a share of pairs in (0, 1], such as 0.5")
+    check_whole("anchors", anchors)
+    if threshold is None:
+        return
+    check_number("threshold", threshold)
+    if threshold <= 0:
+        raise ValueError(f"threshold is {threshold:g}; expected a positive divergence")
+    if mode != "threshold":
+        raise ValueError(
+            f"threshold is {threshold:g}, and mode is {mode!r}; a threshold belongs to mode 'threshold': leave one of them out"
+        )
+
+
+def _check_options(attack: str | Callable[..., Any], mode: str, options: Mapping[str, Any]) -> None:
     if not isinstance(attack, str):
         try:
             inspect.signature(attack).bind(None, **options)
@@ -313,16 +457,49 @@ def _check_options(attack: str | Callable[..., Any], options: Mapping[str, Any])
     known = _parameters(attack)
     for name, value in options.items():
         if name not in known:
-            raise ValueError(f"torchattacks' {attack} has no option {name!r}{_did_you_mean(name, known)} (it takes {', '.join(known)})")
+            raise ValueError(f"torchattacks' {attack} has no option {name!r}{did_you_mean(name, known)} (it takes {', '.join(known)})")
+        if name == "seed":
+            raise ValueError("seed is no option here: random numbers follow the seed of perturb or of the plan")
         if name in _LENGTHS and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
             reason = "it is a radius and cannot be negative" if name in _RADII else "it is a step; the aim decides the direction"
             raise ValueError(f"{name} is {value!r}; expected a number from 0 on, in the units of the encoder's bounds: {reason}")
-        if name in _STEPS and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} is {value!r}; at least one step is needed")
-    if attack == "UPGD" and options.get("loss", "ce") != "ce":
+        if name in _WHOLE and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is {value!r}; at least one {'step' if name in _STEPS else 'of them'} is needed")
+    loss = {"UPGD": "ce", "APGD": "ce", "Square": "margin"}.get(attack)
+    if mode == "unit" and loss is not None and options.get("loss", loss) != loss:
         raise ValueError(
-            f"loss is {options['loss']!r}; mode 'unit' serves 'ce' alone, since the others read more logits or stop at a mistake"
+            f"loss is {options['loss']!r}; mode 'unit' serves {loss!r} alone, since the others read more logits, stop at a mistake or saturate"
         )
+    norms = _NORMS if _traits(attack).norm == "option" else {}
+    if norms and options.get("norm", "Linf") not in norms:
+        raise ValueError(f"norm is {options['norm']!r}; expected 'Linf' or 'L2', which torchattacks' {attack} can measure")
+    if attack == "AutoAttack" and options.get("version", _VERSIONS[0]) not in _VERSIONS:
+        raise ValueError(f"version is {options['version']!r}; expected one of {', '.join(map(repr, _VERSIONS))}")
+    if "abort_early" in known and options.get("abort_early", True) and options.get("max_iterations", 100) < 10:
+        raise ValueError(
+            f"max_iterations is {options['max_iterations']}; torchattacks' {attack} looks ten times whether to stop and needs at least 10: "
+            "write 10, or abort_early=False"
+        )
+
+
+def _check_shape(attack: str | Callable[..., Any], inputs: Tensor, label: str) -> None:
+    shape = list(inputs.shape[1:])
+    if attack in _SPATIAL and len(shape) != 3:
+        raise ValueError(f"{label} moves parts of images, [channel, height, width], and these inputs are {shape}; take another attack")
+    if attack in _COLORED and (len(shape) != 3 or shape[0] != 3):
+        raise ValueError(f"{label} blurs images of three channels, and these inputs are {shape}; take another attack")
+    if attack == "Pixle" and shape[1] != shape[2]:
+        raise ValueError(f"{label} mixes up rows and columns, and these images are {shape[1]} by {shape[2]}; give square ones")
+    numbers = inputs[0].numel()
+    if attack == "JSMA" and numbers > _JSMA_LARGEST:
+        raise ValueError(
+            f"{label} compares all pairs of an input's {numbers:,} numbers, in ten tables of {numbers**2 * 4 / 2**30:.0f} GiB each; "
+            f"give inputs of at most {_JSMA_LARGEST:,}"
+        )
+
+
+def _lengths(attack: str) -> tuple[str, ...]:
+    return (*_LENGTHS, *_OWN_LENGTHS.get(attack, ()))
 
 
 def _parameters(attack: str) -> dict[str, Any]:
@@ -339,18 +516,5 @@ def _library() -> ModuleType:
             import torchattacks
     except ImportError as error:
         raise ImportError(f"torchattacks cannot be imported ({error}); to install it: pip install torchattacks") from error
-    version = tuple(map(int, re.findall(r"\d+", torchattacks.__version__)[:2]))
-    if not TESTED[0] <= version < TESTED[1]:
-        warnings.warn(
-            f"torchattacks {torchattacks.__version__} is not among the versions that this bridge was tested with "
-            f"({'.'.join(map(str, TESTED[0]))} up to, not including, {'.'.join(map(str, TESTED[1]))}); its attacks may mean something else",
-            RobustnessWarning,
-            stacklevel=2,
-        )
+    warn_untested("torchattacks", torchattacks.__version__, TESTED)
     return torchattacks
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    spelled = {one.lower(): one for one in known}
-    close = get_close_matches(name.lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]!r}?" if close else ""

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 import rt_core
-from rt_art import AnchorLoss, ARTAttack, bridge
+from rt_art import AnchorLoss, ARTAttack, library
+from rt_art.table import SERVED
 from rt_core.divergences import l2
 from rt_core.errors import EncoderError, RobustnessWarning
 from rt_core.evaluation import describe
@@ -28,6 +29,7 @@ from rt_unsupervised_attacks import UFGSM, UPGD
 
 EPS, ALPHA, STEPS = 0.05, 0.01, 8
 PGD = ("ProjectedGradientDescent", "ProjectedGradientDescentNumpy", "ProjectedGradientDescentPyTorch")
+GRADIENT = [name for name, served in SERVED.items() if served.modes[0] == "y" and served.whole]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -168,7 +170,7 @@ def test_fast_gradient_method_is_u_fgsm():
 
 @pytest.mark.parametrize(
     ("name", "norm"),
-    [(name, norm) for name in bridge._SERVED for norm in (None, "inf", 2) if norm is None or name != "BasicIterativeMethod"],
+    [(name, norm) for name in GRADIENT for norm in (None, "inf", 2) if norm is None or name != "BasicIterativeMethod"],
 )
 def test_every_served_attack_moves_every_row_and_nears_targets(name, norm):
     options = {} if norm is None else {"norm": norm}
@@ -201,7 +203,7 @@ def test_smaller_batches_inside_the_library_and_dimension_one_are_right():
     whole, parts = (rt_core.perturb(attack_of("BasicIterativeMethod", **more), encoder, inputs) for more in ({}, {"batch_size": 2}))
     assert ((whole.inputs - parts.inputs).abs() <= 2**-23).double().mean() >= 0.99
     narrow = rt_core.Encoder(nn.Sequential(conv_net(), nn.AdaptiveAvgPool1d(1)), name="narrow")
-    for name in bridge._SERVED:
+    for name in GRADIENT:
         assert not rt_core.perturb(attack_of(name), narrow, inputs).stuck.any()
 
 
@@ -336,6 +338,9 @@ def test_it_is_a_value():
     assert recorded == {
         "attack": PGD[0],
         "mode": "y",
+        "threshold": None,
+        "quantile": 0.5,
+        "route": "auto",
         "options": {"eps": 0.05, "max_iter": 3},
         "library": f"adversarial-robustness-toolbox {sys.modules['art'].__version__}",
     }
@@ -374,7 +379,26 @@ def test_a_factory_makes_what_it_likes():
     [
         (lambda: ARTAttack("PGD"), r"no attack 'PGD'; did you mean 'ProjectedGradientDescent'\?"),
         (lambda: ARTAttack("ProjectedGradientDecent"), r"did you mean 'ProjectedGradientDescent'\?"),
-        (lambda: ARTAttack("BoundaryAttack"), "ART's BoundaryAttack does not work in mode 'y': it asks which class"),
+        (
+            lambda: ARTAttack("BoundaryAttack", mode="y"),
+            "BoundaryAttack does not work in mode 'y': it asks only .*; modes 'threshold' and 'in",
+        ),
+        (lambda: ARTAttack("UniversalPerturbation", mode="threshold"), "labels that travel with the rows; mode 'instance' does"),
+        (lambda: ARTAttack("DPatch"), "ART's DPatch cannot attack encoders: it attacks object detectors"),
+        (lambda: ARTAttack("BrendelBethgeAttack"), "where numba is missing"),
+        (lambda: ARTAttack("DeepFool", threshold=0), "threshold is 0; expected a positive"),
+        (lambda: ARTAttack(PGD[0], threshold=1.0), "threshold is 1.0, and mode 'y' has none"),
+        (lambda: ARTAttack("DeepFool", quantile=0), r"quantile is 0; expected a number in \(0, 1\]"),
+        (lambda: ARTAttack("DeepFool", route="rows"), "route is 'rows'; expected 'auto'"),
+        (
+            lambda: ARTAttack("DeepFool", route="batch"),
+            "route is 'batch', and ART's DeepFool needs one sample at a time: in mode 'threshold'",
+        ),
+        (lambda: ARTAttack("ShadowAttack", route="batch"), "needs one sample at a time: it mixes"),
+        (lambda: ARTAttack("FeatureAdversariesPyTorch"), "needs delta; the library has no default"),
+        (lambda: ARTAttack("SquareAttack", loss=len), "loss is no option here"),
+        (lambda: ARTAttack("AutoProjectedGradientDescent", nb_random_init=5), "nb_random_init is 5; expected 0 or 1"),
+        (lambda: ARTAttack("DeepFool", epsilon=-1.0), "ART's DeepFool refuses these options: The overshoot"),
         (lambda: ARTAttack(3), "attack is 3; expected the name of a class of art.attacks.evasion, or a factory"),
         (lambda: ARTAttack(PGD[0], step=0.1), r"no option 'step'; did you mean 'eps_step'\? \(it takes norm, eps, eps_step"),
         (lambda: ARTAttack(PGD[0], estimator=None), "no option 'estimator'"),
@@ -386,7 +410,7 @@ def test_a_factory_makes_what_it_likes():
         (lambda: ARTAttack(PGD[0], max_iter=0), "max_iter is 0; at least one step is needed"),
         (lambda: ARTAttack(PGD[0], num_random_init=5), "num_random_init is 5; expected 0 or 1: ART keeps the restart"),
         (lambda: ARTAttack("FastGradientMethod", minimal=True), "minimal is True; it looks for the step"),
-        (lambda: ARTAttack(PGD[0], mode="unit"), "mode is 'unit'; expected 'y' .*'threshold' and 'instance' come later"),
+        (lambda: ARTAttack(PGD[0], mode="logits"), "mode is 'logits'; expected 'y', 'unit', 'threshold', 'instance'"),
         (lambda: ARTAttack(lambda estimator: None, eps=0.1), "cannot be called with the estimator and eps"),
     ],
 )
@@ -404,16 +428,16 @@ def test_what_can_only_be_seen_later_is_said_then():
 
 
 def test_a_version_that_was_not_tested_warns_once(monkeypatch, recwarn):
-    bridge._library()
+    library.library()
     monkeypatch.setattr(sys.modules["art"], "__version__", "1.21.0")
-    bridge._library.cache_clear()
+    library.library.cache_clear()
     ARTAttack("FastGradientMethod")
     ARTAttack("BasicIterativeMethod")
     assert [str(warning.message) for warning in recwarn if warning.category is RobustnessWarning] == [
         "ART 1.21.0 is not among the versions that this bridge was tested with (1.20 up to, not including, 1.21); "
         "its attacks may mean something else"
     ]
-    bridge._library.cache_clear()
+    library.library.cache_clear()
 
 
 def run_python(script, **environment):

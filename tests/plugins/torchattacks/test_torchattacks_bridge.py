@@ -17,17 +17,29 @@ import torchattacks
 from torch import nn
 
 import rt_core
+from rt_core.adapting import UnitLogits
 from rt_core.divergences import l2
 from rt_core.errors import EncoderError, RobustnessWarning, ShapeError
 from rt_core.evaluation import describe
 from rt_core.randomness import SampleRandom
 from rt_core.testing import parametrize_attack_checks
 from rt_core.traces import Ball
-from rt_torchattacks import Torchattack, UnitLogits, bridge
+from rt_torchattacks import Torchattack, bridge
 from rt_unsupervised_attacks import UFGSM, UPGD
 
 EPS, ALPHA, STEPS = 0.05, 0.01, 8
-SERVED = tuple(bridge._NORMS)
+SERVED = tuple(name for name, traits in bridge.CLASSES.items() if traits.mode == "unit" and name not in ("GN", "VANILA"))
+TINY = {
+    "CW": {"steps": 100},
+    "EADL1": {"max_iterations": 10},
+    "EADEN": {"max_iterations": 10},
+    "Square": {"n_queries": 30},
+    "SPSA": {"nb_iter": 3, "nb_sample": 16, "eps": 8 / 255},
+    "SparseFool": {"steps": 3},
+    "Pixle": {"restarts": 3},
+    "JSMA": {"gamma": 0.02},
+    "AutoAttack": {"version": "rand"},
+}
 FROM_CLEAN = ("FGSM", "BIM", "MIFGSM", "UPGD", "DIFGSM", "TIFGSM", "NIFGSM", "SINIFGSM", "VMIFGSM", "VNIFGSM", "PIFGSM", "PIFGSMPP")
 
 
@@ -94,15 +106,33 @@ def plain_pgd(encoder, inputs, anchor, way, moved, first=None):
 
 
 def where_it_starts(attack):
-    """A start from a library's global generator cannot belong to the sample."""
-    drawn = attack.attack == "PGD"
+    """A start from a library's global generator cannot belong to the sample, unless the library is given one sample at a time."""
+    drawn = attack.attack in ("PGD", "APGD") and attack.route == "batch"
     reason = "the library draws its start from a global generator, seeded for the batch"
     return {"gives_a_sample_the_same_result_in_any_batch_and_order": reason} if drawn else {}
 
 
-@parametrize_attack_checks([Torchattack("PGD", steps=4), Torchattack("BIM", steps=4)], expected_failures=where_it_starts)
+CONTRACTED = [
+    Torchattack("PGD", steps=4),
+    Torchattack("BIM", steps=4),
+    Torchattack("PGD", steps=4, route="single"),
+    Torchattack("APGD", steps=4),
+    Torchattack("FAB", steps=5, threshold=0.2),
+]
+
+
+@parametrize_attack_checks(CONTRACTED, expected_failures=where_it_starts)
 def test_the_contract(attack, check):
     check(attack)
+
+
+def make_batch(rows, aim="away", encoder=None, bank=None):
+    encoder, inputs = make_encoder() if encoder is None else encoder, images(rows)
+    with torch.no_grad():
+        clean, targets = encoder(inputs), encoder(images(rows, seed=2))
+        known = None if bank is None else rt_core.Bank(encoder(bank))
+    ids = tuple(map(str, range(rows)))
+    return rt_core.Batch(ids=ids, inputs=inputs, clean=clean, aim=aim, targets=targets if aim == "target" else None, bank=known)
 
 
 @pytest.mark.parametrize("rows", [3, 4, 7])
@@ -162,8 +192,7 @@ def test_fgsm_is_u_fgsm():
 @pytest.mark.parametrize("name", SERVED)
 def test_every_served_attack_moves_every_row_and_nears_targets(name):
     encoder, inputs, targets = make_encoder(), images(4), images(4, seed=2)
-    steps = {"steps": 3} if "steps" in bridge._parameters(name) else {}
-    attack = Torchattack(name, **steps)
+    attack = Torchattack(name, **TINY.get(name, {"steps": 3} if "steps" in bridge._parameters(name) else {}))
 
     away = rt_core.perturb(attack, encoder, inputs)
     random_move = rt_core.perturb(rt_core.attack("uniform_noise", epsilon=0.002), encoder, inputs)
@@ -182,20 +211,27 @@ def test_every_served_attack_moves_every_row_and_nears_targets(name):
 
 def test_every_class_of_the_library_is_served_or_refused_with_its_reason():
     classes = {name for name in torchattacks.__all__ if issubclass(getattr(torchattacks, name), torchattacks.attack.Attack)}
-    assert set(SERVED) | set(bridge._UNSUITED) == classes
-    for name, reason in bridge._UNSUITED.items():
-        with pytest.raises(ValueError, match=f"{name} does not work in mode 'unit'") as caught:
+    assert set(bridge.CLASSES) | set(bridge._REFUSED) == classes
+    for name, reason in bridge._REFUSED.items():
+        with pytest.raises(ValueError, match=f"{name} is not served by its name") as caught:
             Torchattack(name)
         assert reason in str(caught.value)
+    for name, traits in bridge.CLASSES.items():
+        assert Torchattack(name).mode == traits.mode
+        if traits.unfit:
+            with pytest.raises(ValueError, match=f"{name} does not work in mode 'unit'.*mode '{traits.mode}' serves it") as caught:
+                Torchattack(name, mode="unit")
+            assert traits.unfit in str(caught.value)
+        view = UnitLogits(make_encoder(), make_batch(1), l2, eta=None, who="test")
+        assert ("targeted" in getattr(torchattacks, name)(view).supported_mode) == traits.targeted
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e15])
 @pytest.mark.parametrize("aim", ["away", "target"])
 def test_the_view_hands_on_the_gradient_of_the_divergence_itself(aim, factor):
-    encoder, inputs = rt_core.Encoder(Scaled(conv_net(), factor), name="scaled"), images(3)
-    with torch.no_grad():
-        clean, targets = encoder(inputs), encoder(images(3, seed=2))
-    batch = rt_core.Batch(ids=("0", "1", "2"), inputs=inputs, clean=clean, aim=aim, targets=targets if aim == "target" else None)
+    encoder = rt_core.Encoder(Scaled(conv_net(), factor), name="scaled")
+    batch = make_batch(3, aim, encoder)
+    inputs = batch.inputs
     view = UnitLogits(encoder, batch, l2, eta=torch.zeros_like(inputs), who="test")
     at = (inputs + 0.01).clamp(0, 1).requires_grad_()
 
@@ -286,6 +322,226 @@ def test_same_seed_same_result_and_the_random_start_belongs_to_the_batch():
     assert not torch.equal(first.inputs, parts.inputs)
 
 
+@pytest.mark.parametrize("aim", ["away", "target"])
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_apgd_gives_back_its_best_and_never_the_clean_input(norm, aim):
+    """The library's own call gives back the clean input or the last mistaken iterate; its best is never worse than a plain loop's."""
+    encoder, inputs = make_encoder(), images(7)
+    targets = images(7, seed=2) if aim == "target" else None
+    eps = EPS if norm == "Linf" else 1.0
+    way = 1 if aim == "away" else -1
+    seen = []
+    watched = rt_core.Encoder(encoder.module, name="watched", output=lambda returned: seen.append(returned.detach()) or returned)
+    trace = rt_core.perturb(Torchattack("APGD", norm=norm, eps=eps, steps=10, n_restarts=2), watched, inputs, targets=targets)
+    anchor = trace.clean if targets is None else trace.targets
+    iterates = torch.stack([l2(anchor, one) for one in seen if len(one) == 7])[2 if targets is None else 3 : -1]
+    assert len(iterates) == 22
+    best = way * (way * iterates).amax(0)
+    torch.testing.assert_close(trace.divergence.float(), best, rtol=1e-4, atol=1e-6)
+    assert (way * trace.divergence > way * iterates[10]).any(), "the last iterate of a restart is not the best"
+
+
+@pytest.mark.parametrize("aim", ["away", "target"])
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_square_gives_back_its_best_query(norm, aim):
+    encoder, inputs = make_encoder(), images(5)
+    targets = images(5, seed=2) if aim == "target" else None
+    way, eps = (1 if aim == "away" else -1), EPS if norm == "Linf" else 1.0
+    few, more, twice = (
+        rt_core.perturb(Torchattack("Square", norm=norm, eps=eps, **options), encoder, inputs, targets=targets)
+        for options in ({"n_queries": 5}, {"n_queries": 120}, {"n_queries": 120, "n_restarts": 2})
+    )
+    assert (way * more.divergence).mean() > (way * few.divergence).mean()
+    assert (way * twice.divergence >= way * more.divergence - 1e-6).all()
+    if aim == "away":
+        noise = rt_core.perturb(rt_core.attack("uniform_noise", epsilon=EPS), encoder, inputs)
+        assert (few.inputs != inputs).flatten(1).any(1).all()
+        assert norm == "L2" or (more.divergence > noise.divergence).all()
+
+
+def sub_selecting():
+    yield "APGD", Torchattack("APGD", mode="instance", eps=EPS, steps=5, n_restarts=3)
+    yield "APGDT", Torchattack("APGDT", eps=EPS, steps=5, n_classes=4)
+    yield "Square", Torchattack("Square", mode="instance", eps=EPS, n_queries=20, n_restarts=2)
+    yield "FAB", Torchattack("FAB", mode="instance", eps=EPS, steps=3, route="batch", n_restarts=2)
+    yield "AutoAttack", Torchattack("AutoAttack", eps=EPS, version="rand")
+    yield (
+        "MultiAttack",
+        Torchattack(lambda model: torchattacks.MultiAttack([torchattacks.FGSM(model), torchattacks.PGD(model, eps=EPS)]), mode="instance"),
+    )
+
+
+@pytest.mark.parametrize(("name", "attack"), list(sub_selecting()))
+def test_an_attack_that_drops_rows_returns_each_to_its_place(name, attack, monkeypatch):
+    """Sample 3 is broken from the first step, since the bank holds its near double; what comes back must still lie around each sample."""
+    encoder, inputs = make_encoder(), images(7)
+    bank = torch.cat([inputs, images(20, seed=4), (inputs[3:4] + 1e-3).clamp(0, 1)])
+    seen, asked = [], []
+    returned = Torchattack._moved
+
+    def watching(self, encoder, batch, divergence, threshold, random):
+        moved = returned(self, encoder, batch, divergence, threshold, random)
+        seen.append((moved - batch.inputs).abs().max().item())
+        return moved
+
+    monkeypatch.setattr(Torchattack, "_moved", watching)
+    watched = rt_core.Encoder(encoder.module, name="watched", output=lambda returned: asked.append(len(returned)) or returned)
+    trace = rt_core.perturb(attack, watched, inputs, bank=bank)
+    assert seen[0] <= EPS + 1e-6, "before it is projected"
+    known = rt_core.Bank(rt_core.represent(encoder, bank))
+    closer = known.closer_counts(trace.adversarial, trace.clean, torch.arange(7))
+    assert closer[3] > 0
+    if name in ("APGDT", "Square", "FAB", "AutoAttack", "MultiAttack"):
+        assert min(asked) < 7, "no row was dropped"
+    if name in ("APGD", "APGDT", "AutoAttack"):
+        assert not trace.stuck.any(), "a sample that is not broken is not given back as it was"
+    assert attack.joint
+
+
+def test_the_threshold_modes_are_given_one_sample_at_a_time_and_hold_for_it_alone():
+    encoder, inputs = make_encoder(), images(7)
+    for attack in (Torchattack("APGDT", mode="threshold", threshold=0.1, eps=EPS, steps=5), Torchattack("FAB", threshold=0.1, steps=5)):
+        assert attack.route == "single"
+        assert not attack.joint
+        whole = rt_core.perturb(attack, encoder, inputs)
+        part = rt_core.perturb(attack, encoder, inputs[2:4], ids=[2, 3])
+        assert torch.equal(whole.inputs[2:4], part.inputs)
+
+
+SMALLEST = ("CW", "DeepFool", "EADEN", "EADL1", "FAB", "JSMA", "SparseFool")
+
+
+# Toward targets SparseFool, which extrapolates along a tangent, does not get there on noise.
+@pytest.mark.parametrize(
+    ("name", "aim"), [(name, aim) for aim in ("away", "target") for name in SMALLEST if (name, aim) != ("SparseFool", "target")]
+)
+def test_the_smallest_move_ends_at_the_threshold(name, aim):
+    encoder, inputs = make_encoder(), images(2)
+    targets = images(2, seed=2) if aim == "target" else None
+    with torch.no_grad():
+        apart = l2(encoder(inputs), encoder(images(2, seed=2))).min().item()
+    threshold = 0.1 if aim == "away" else 0.7 * apart
+    attack = Torchattack(name, threshold=threshold, **({**TINY, "JSMA": {}}.get(name, {})))
+    trace = rt_core.perturb(attack, encoder, inputs, targets=targets)
+    assert attack.ball is None
+    assert trace.notes["reached"].tolist() == [1, 1]
+    ratio = trace.divergence / threshold
+    low, high = (1 - 1e-5, 1.01) if aim == "away" else (1 / 1.01, 1 + 1e-5)
+    assert ((ratio >= low) & (ratio <= high)).all()
+    moved = trace.inputs - inputs
+    torch.testing.assert_close(trace.notes["magnitude_l2"], moved.flatten(1).norm(dim=1))
+    torch.testing.assert_close(trace.notes["magnitude_linf"], moved.flatten(1).abs().amax(1))
+
+
+def test_what_does_not_reach_the_threshold_says_so_and_keeps_its_effort():
+    encoder, inputs = make_encoder(), images(2)
+    for name in ("OnePixel", "PGD", "APGDT"):
+        trace = rt_core.perturb(Torchattack(name, mode="threshold", threshold=1e3), encoder, inputs)
+        assert trace.notes["reached"].tolist() == [0, 0]
+        assert trace.notes["magnitude_l2"].isnan().all()
+        assert trace.notes["magnitude_linf"].isnan().all()
+        assert not trace.stuck.any()
+    constant = rt_core.Encoder(lambda inputs: torch.ones(len(inputs), 5), name="constant")
+    divided_by_zero = rt_core.perturb(Torchattack("DeepFool", threshold=1.0), constant, inputs)
+    assert torch.equal(divided_by_zero.inputs, inputs)
+    assert divided_by_zero.notes["reached"].tolist() == [0, 0]
+
+
+def test_fab_needs_a_fifth_of_the_ball_of_u_pgd_and_no_more_than_u_pgd_at_its_best():
+    encoder, inputs = make_encoder(), images(4)
+    u_pgd = rt_core.perturb(UPGD(epsilon=EPS), encoder, inputs)
+    threshold = 0.15 * u_pgd.divergence.min().item()
+    fab = rt_core.perturb(Torchattack("FAB", threshold=threshold), encoder, inputs)
+    needed = fab.notes["magnitude_linf"]
+    assert (fab.notes["reached"] == 1).all()
+    assert (needed <= EPS / 5).all()
+    for row, one in enumerate(inputs):
+        smaller = rt_core.perturb(UPGD(epsilon=0.85 * needed[row].item(), steps=30, keep="best"), encoder, one[None])
+        assert smaller.divergence.item() < threshold, "U-PGD gets there with less"
+
+
+def test_the_quantile_is_that_of_the_bank():
+    encoder, inputs, bank = make_encoder(), images(3), images(30, seed=4)
+    trace = rt_core.perturb(Torchattack("FAB", quantile=0.05), encoder, inputs, bank=bank)
+    quantiles = rt_core.Bank(rt_core.represent(encoder, bank)).pair_quantiles(trace.divergence)
+    assert (quantiles >= 0.05).all()
+    assert trace.notes["reached"].tolist() == [1, 1, 1]
+    assert ((trace.divergence / trace.divergence.min()) <= 1.0101).all()
+
+
+@pytest.mark.parametrize("name", ["PGD", "APGD", "APGDT", "Jitter", "DeepFool"])
+def test_mode_instance_breaks_away_and_impersonates(name):
+    """At an epsilon at which moving away at random does not break any."""
+    encoder = rt_core.Encoder(conv_net(), name="conv")
+    base, spread = images(1), images(12, seed=5) - 0.5
+    bank = (base + 0.15 * spread).clamp(0, 1)
+    inputs = bank[:4]
+    eps = {} if name == "DeepFool" else {"eps": EPS}
+    attack = Torchattack(name, mode="instance", **eps)
+    trace = rt_core.perturb(attack, encoder, inputs, bank=bank)
+    known = rt_core.Bank(rt_core.represent(encoder, bank))
+    own = torch.arange(4)
+    noise = rt_core.perturb(rt_core.attack("uniform_noise", epsilon=EPS), encoder, inputs)
+    assert (known.closer_counts(noise.adversarial, noise.clean, own) == 0).all()
+    assert (known.closer_counts(trace.adversarial, trace.clean, own) > 0).all()
+    if "target" in attack.aims:
+        toward = rt_core.perturb(attack, encoder, inputs, targets=bank[4:8], bank=bank)
+        near = known.nearest(toward.adversarial, 1, torch.full((4,), -1))[1].flatten()
+        assert near.tolist() == [4, 5, 6, 7]
+
+
+def test_lengths_follow_the_bounds_in_every_mode():
+    centred = rt_core.Encoder(nn.Sequential(Scaled(nn.Identity(), 0.5, 1.0), conv_net()), name="centred", bounds=(-1, 1))
+    unit, inputs = make_encoder(), images(3)
+    for name, options in (("FAB", {"threshold": 0.1}), ("SPSA", {**TINY["SPSA"], "delta": 0.01, "lr": 0.01}), ("APGD", {"eps": EPS})):
+        doubled = {key: 2 * value if key in ("eps", "delta", "lr") else value for key, value in options.items()}
+        wide = rt_core.perturb(Torchattack(name, **doubled), centred, 2 * inputs - 1)
+        plain = rt_core.perturb(Torchattack(name, **options), unit, inputs)
+        torch.testing.assert_close(wide.divergence, plain.divergence, rtol=5e-2, atol=0)
+        lengths = [(wide.inputs - (2 * inputs - 1)).flatten(1).norm(dim=1) / 2, (plain.inputs - inputs).flatten(1).norm(dim=1)]
+        torch.testing.assert_close(*lengths, rtol=5e-2, atol=0)
+
+
+def test_attacks_that_look_through_views_take_any_memory_order_and_double():
+    inputs = images(2)
+    for name, options in (("FAB", {}), ("JSMA", TINY["JSMA"]), ("SparseFool", TINY["SparseFool"]), ("DeepFool", {})):
+        attack = Torchattack(name, threshold=0.05, **options)
+        ordered = rt_core.perturb(attack, make_encoder(channels_last=True), inputs.to(memory_format=torch.channels_last))
+        assert (ordered.notes["reached"] == 1).all()
+        double = rt_core.perturb(attack, rt_core.Encoder(conv_net().double(), name="double"), inputs.double())
+        assert double.inputs.dtype == torch.float64
+        assert (double.notes["reached"] == 1).all()
+
+
+def test_a_run_gives_every_mode_its_bank_and_whole_blocks(tmp_path):
+    """In mode "instance" samples are each other's anchors, so a run's batch must not decide which."""
+    attacks = {
+        "unit": Torchattack("APGD", eps=EPS, steps=3),
+        "threshold": Torchattack("FAB", quantile=0.1, steps=3),
+        "instance": Torchattack("APGDT", eps=EPS, steps=3),
+    }
+    frames = []
+    for batch in (4, 64):
+        plan = rt_core.Evaluation(
+            encoders=[make_encoder()],
+            dataset=images(20),
+            attacks=attacks,
+            metrics=["universal_quantile", "breakaway_risk"],
+            attacked=12,
+            bank=20,
+        )
+        results = rt_core.run(plan, store=tmp_path / str(batch), batch=batch, progress=False)
+        frames.append(results.frame.set_index(["attack", "metric", "sample"]).value.sort_index())
+        notes = results.notes
+        assert set(notes[notes.name == "reached"].attack) == {"threshold"}
+        assert (notes[notes.name == "reached"].value == 1).all()
+        quantiles = results.frame[(results.frame.attack == "threshold") & (results.frame.metric == "universal_quantile")].value
+        assert (quantiles >= 0.1).all()
+        assert (quantiles < 0.2).all()
+    for label in ("instance", "threshold"):
+        assert frames[0].loc[label].equals(frames[1].loc[label])
+
+
 class Failing(nn.Module):
     """Fails at its fifth call."""
 
@@ -329,20 +585,23 @@ def dressed(network):
     return network
 
 
-@pytest.mark.parametrize("name", ["PGD", "PIFGSM", "TPGD"])
+@pytest.mark.parametrize("name", ["PGD", "PIFGSM", "TPGD", "APGDT", "FAB", "Square", "OnePixel"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_is_left_behind(name, fails, capfd):
+def test_nothing_is_left_behind(name, fails, capfd, recwarn):
     network = dressed(conv_net())
     encoder = rt_core.Encoder(Failing(network) if fails else network, name="dressed")
-    attack, inputs = Torchattack(name), images(3)
+    traits = bridge.CLASSES[name]
+    attack, inputs = Torchattack(name, **TINY.get(name, {}), **({"threshold": 0.1} if traits.mode == "threshold" else {})), images(3)
+    bank = rt_core.Bank(rt_core.represent(conv_net(), images(9, seed=3)))
     before, given = snapshot(network), inputs.clone()
     if fails:
         with pytest.raises(EncoderError, match="out of order") as caught:
-            rt_core.perturb(attack, encoder, inputs)
+            rt_core.perturb(attack, encoder, inputs, bank=bank)
         assert "Torchattack" in "".join(caught.value.__notes__)
     else:
-        rt_core.perturb(attack, encoder, inputs)
+        rt_core.perturb(attack, encoder, inputs, bank=bank)
     assert snapshot(network) == before
+    assert not recwarn.list
     assert torch.equal(inputs, given)
     assert capfd.readouterr() == ("", "")
 
@@ -357,11 +616,19 @@ def test_it_is_a_value():
     assert recorded == {
         "attack": "PGD",
         "mode": "unit",
+        "threshold": None,
+        "quantile": None,
+        "anchors": None,
+        "route": "batch",
         "options": {"eps": 0.05, "steps": 3},
         "library": f"torchattacks {torchattacks.__version__}",
     }
     assert describe(attack)["options"] == {"eps": 0.05, "steps": 3}
     assert repr(attack) == "Torchattack('PGD', eps=0.05, steps=3)"
+    assert repr(Torchattack("FAB", steps=3)) == "Torchattack('FAB', quantile=0.5, steps=3)"
+    assert repr(Torchattack("PGD", mode="threshold", threshold=2, route="single")) == (
+        "Torchattack('PGD', mode='threshold', threshold=2, route='single')"
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         attack.mode = "y"
     assert Torchattack(torchattacks.PGD) == Torchattack("PGD")
@@ -380,7 +647,7 @@ def test_ball_and_steps_are_those_of_the_class():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Torchattack("pgd"), r"no attack 'pgd'; did you mean 'PGD'\? \(mode 'unit' serves FGSM"),
+        (lambda: Torchattack("pgd"), r"no attack 'pgd'; did you mean 'PGD'\? \(it has FGSM"),
         (lambda: Torchattack("Attack"), "no attack 'Attack'"),
         (lambda: Torchattack(3), "attack is 3; expected the name of a class of torchattacks, or a factory"),
         (
@@ -393,7 +660,20 @@ def test_ball_and_steps_are_those_of_the_class():
         (lambda: Torchattack("PGD", alpha=-1), "the aim decides the direction"),
         (lambda: Torchattack("BIM", steps=0), "steps is 0; at least one step is needed"),
         (lambda: Torchattack("UPGD", loss="margin"), "loss is 'margin'; mode 'unit' serves 'ce' alone"),
-        (lambda: Torchattack("PGD", mode="threshold"), "mode is 'threshold'; expected 'unit' .*'threshold' and 'instance' come later"),
+        (lambda: Torchattack("PGD", mode="y"), "mode is 'y'; expected 'unit', 'threshold', 'instance'"),
+        (lambda: Torchattack("PGD", threshold=1.0), "threshold is 1, and mode is 'unit'; a threshold belongs to mode 'threshold'"),
+        (lambda: Torchattack("FAB", threshold=0), "threshold is 0; expected a positive divergence"),
+        (lambda: Torchattack("FAB", quantile=1.5), r"quantile is 1.5; expected a share of pairs in \(0, 1\]"),
+        (lambda: Torchattack("FAB", anchors=0), "anchors is 0; at least one is needed"),
+        (lambda: Torchattack("PGD", route="rows"), "route is 'rows'; expected 'auto', 'batch', 'single'"),
+        (lambda: Torchattack("CW", route="batch"), "CW takes one sample at a time in mode 'threshold': it stops by a sum over the batch"),
+        (lambda: Torchattack("SPSA", route="batch"), "SPSA takes one sample at a time in mode 'unit': it repeats rows"),
+        (lambda: Torchattack("EADL1", max_iterations=9), "max_iterations is 9; .* needs at least 10: write 10, or abort_early=False"),
+        (lambda: Torchattack("APGD", loss="dlr"), "loss is 'dlr'; mode 'unit' serves 'ce' alone"),
+        (lambda: Torchattack("FAB", norm="L1"), "norm is 'L1'; expected 'Linf' or 'L2', which torchattacks' FAB can measure"),
+        (lambda: Torchattack("AutoAttack", version="best"), "version is 'best'; expected one of 'standard', 'plus', 'rand'"),
+        (lambda: Torchattack("APGD", seed=3), "seed is no option here: random numbers follow the seed of perturb or of the plan"),
+        (lambda: Torchattack("Square", n_restarts=0), "n_restarts is 0"),
         (lambda: Torchattack(lambda model: None, eps=0.1), "cannot be called with the model and eps"),
     ],
 )
@@ -410,6 +690,20 @@ def test_what_can_only_be_seen_later_is_said_then():
         rt_core.perturb(Torchattack("PGD"), encoder, inputs, start=inputs)
     with pytest.raises(ShapeError, match="torchattacks' PGDRS asks for 15 rows of a batch of 3: it drops, repeats or reorders rows"):
         rt_core.perturb(Torchattack(torchattacks_pgdrs), encoder, inputs)
+    with pytest.raises(ValueError, match=r"FAB in mode 'threshold' needs a bank for its threshold, .*perturb\(…, bank=inputs of others\)"):
+        rt_core.perturb(Torchattack("FAB"), encoder, inputs)
+    with pytest.raises(ValueError, match=r"APGDT in mode 'instance' needs a bank of others to break away to"):
+        rt_core.perturb(Torchattack("APGDT"), encoder, inputs)
+    with pytest.raises(ValueError, match="does not support aim 'target'"):
+        rt_core.perturb(Torchattack("APGDT"), encoder, inputs, targets=images(3, seed=2))
+    with pytest.raises(ValueError, match=r"JSMA compares all pairs of an input's 12,288 numbers, in ten tables of 1 GiB each"):
+        rt_core.perturb(Torchattack("JSMA", threshold=1.0), encoder, images(1, size=64))
+    with pytest.raises(ValueError, match="Pixle mixes up rows and columns, and these images are 16 by 8; give square ones"):
+        rt_core.perturb(Torchattack("Pixle", threshold=1.0), encoder, inputs[..., :8])
+    with pytest.raises(ValueError, match=r"Square moves parts of images, \[channel, height, width\], and these inputs are \[7\]"):
+        rt_core.perturb(Torchattack("Square"), rt_core.Encoder(torch.sin, name="waves"), torch.rand(2, 7))
+    with pytest.raises(ValueError, match=r"TIFGSM blurs images of three channels, and these inputs are \[1, 8, 8\]"):
+        rt_core.perturb(Torchattack("TIFGSM"), rt_core.Encoder(nn.Flatten(), name="flat"), torch.rand(2, 1, 8, 8))
     with pytest.raises(ValueError, match="returned NoneType; expected an attack of torchattacks"):
         rt_core.perturb(Torchattack(lambda model: None), encoder, inputs)
 

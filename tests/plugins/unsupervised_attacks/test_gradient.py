@@ -1,5 +1,7 @@
 """The gradient attacks against golden numbers, known optima, and what they promise of balls, marks, restarts and passes."""
 
+import pickle
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import GOLDEN, golden_encoder, golden_images, golden_start, numbers
-from rt_core import Encoder, divergences, perturb
-from rt_core.testing import linear_encoder, tiny_encoder, tiny_inputs
+from rt_core import AttackViolation, Ball, Encoder, divergences, perturb
+from rt_core.evaluation import describe
+from rt_core.fingerprints import fingerprint
+from rt_core.testing import linear_encoder, parametrize_attack_checks, tiny_encoder, tiny_inputs
+from rt_core.traces import FrozenTensor
 from rt_unsupervised_attacks import UBIM, UFGSM, UMIPGD, UPGD
+from rt_unsupervised_attacks.loss_based import LBIM, LFGSM, LPGD, BatchLFGSM, BatchLPGD
 
 ITERATED = [UBIM, UPGD, UMIPGD]
 HISTORIES = {"l2": "hist_dist_l2", "linf": "hist_dist_linf", "cosine": "hist_cosine"}
@@ -395,3 +401,243 @@ def test_no_float_ever_leaves_the_ball_or_the_bounds(seed, cls, norm, epsilon, b
     assert (distance <= epsilon * (1 if norm == "linf" else 1 + 1e-6)).all()
     assert moved.dtype == dtype
     assert ((moved.double() >= low) & (moved.double() <= high)).all()
+
+
+# Masks: what an attack may move
+
+
+CORNER = torch.arange(64).reshape(8, 8) % 5 < 2
+MASKS = {"pixels": CORNER, "channels": torch.tensor([True, False, True])[:, None, None], "a row": torch.arange(8)[:, None] == 3}
+MASKED = [
+    *((cls, {}) for cls in (UFGSM, UBIM, UPGD, UMIPGD)),
+    (UPGD, {"keep": "best", "restarts": 2}),
+    *((cls, {"loss": "rocl"}) for cls in (LFGSM, LBIM, LPGD)),
+    *((cls, {"loss": "info_nce"}) for cls in (BatchLFGSM, BatchLPGD)),
+]
+
+
+def bits(values):
+    return values.view(torch.int32)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize(("cls", "options"), MASKED, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_what_a_mask_forbids_stays_bit_for_bit(cls, options, norm, mask):
+    inputs, encoder = tiny_inputs(4, bounds=(-1, 1)), tiny_encoder(bounds=(-1, 1))
+    inputs[:, :, ::3] = -0.0  # not the bits of 0.0
+    steps = {} if "FGSM" in cls.__name__ else {"steps": 3, "marks": (1, 3)}
+    attack = cls(epsilon=0.2 if norm == "linf" else 1.5, norm=norm, mask=MASKS[mask], **steps, **options)
+    free = MASKS[mask].expand(4, 3, 8, 8)
+
+    for targets in (None, inputs.flip(-1))[: len(getattr(attack, "aims", (1, 2)))]:
+        trace = perturb(attack, encoder, inputs, targets=targets)
+        for moved in (trace.inputs, *trace.marks.values()):
+            assert torch.equal(bits(moved)[~free], bits(inputs)[~free])
+            assert (moved != inputs)[free].float().mean() > 0.7  # but where a bound stands in the way
+        assert (trace.adversarial != trace.clean).any(1).all()
+
+
+@pytest.mark.parametrize(("cls", "norm"), [(cls, norm) for cls in (UFGSM, *ITERATED) for norm in ("linf", "l2")])
+def test_masked_attacks_reach_the_optimum_of_what_they_may_move(cls, norm):
+    encoder, weight = linear_encoder(3, 4, 4)
+    mask = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(1)) < 0.4
+    options = {} if cls is UFGSM else {"step": 0.1, "steps": 30}
+    trace = perturb(cls(epsilon=0.2, norm=norm, mask=mask, **options), encoder, middle(3))
+
+    best = 0.2 * (weight[0][mask].abs().sum() if norm == "linf" else torch.linalg.vector_norm(weight[0][mask]))
+    torch.testing.assert_close(trace.divergence, best.double().expand(3), rtol=1e-4, atol=0)
+
+
+def test_a_masked_l2_start_is_uniform_in_the_ball_of_what_may_move():
+    encoder, inputs = Encoder(lambda inputs: 0 * inputs.flatten(1).sum(1, keepdim=True), name="constant"), middle(300, channel=1)
+    mask = torch.arange(16).reshape(4, 4) < 5
+    moved = perturb(UPGD(epsilon=0.1, steps=1, norm="l2", mask=mask), encoder, inputs).inputs - inputs
+    share = torch.linalg.vector_norm(moved.flatten(1), dim=1) / 0.1
+
+    assert (share <= 1 + 1e-5).all()
+    assert share.pow(5).mean() == pytest.approx(0.5, abs=0.06)  # 5 dimensions
+
+
+def test_a_gradient_where_nothing_may_move_is_none():
+    encoder = Encoder(lambda inputs: inputs[:, 0].flatten(1), name="red")
+    trace = perturb(UPGD(epsilon=0.1, steps=2, mask=torch.tensor([False, True, True])[:, None, None]), encoder, tiny_inputs(3))
+    assert trace.stuck.all()
+
+
+# An epsilon for each channel or feature
+
+
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED])
+@pytest.mark.parametrize("divergence", ["l1", "l2", "linf"])
+def test_attacks_reach_the_corner_of_a_box_whose_sides_differ(divergence, cls):
+    encoder, weight = linear_encoder(3, 4, 4)
+    radii = (0.1, 0.0, 0.03)
+    trace = perturb(cls(epsilon=radii, **({} if cls is UFGSM else {"steps": 10})), encoder, middle(3), divergence=divergence)
+
+    best = sum(radius * part.abs().sum().double() for radius, part in zip(radii, weight[0], strict=True))
+    torch.testing.assert_close(trace.divergence, best.expand(3), rtol=1e-5, atol=0)
+    for radius, moved in zip(radii, (trace.inputs.double() - 0.5).unbind(1), strict=True):
+        assert (moved.abs() <= radius).all()
+        torch.testing.assert_close(moved.abs(), torch.full_like(moved, radius), rtol=0, atol=1e-7)
+
+
+def test_features_of_a_table_have_their_own_units():
+    weight = torch.tensor([3.0, -0.001, 5.0, 2.0])
+    bounds = (torch.tensor([0.0, 0.0, -5.0, 0.0]), torch.tensor([1.0, 90_000.0, 5.0, 1.0]))
+    encoder = Encoder(lambda rows: (rows * weight).sum(1, keepdim=True), name="table", bounds=bounds)
+    rows = torch.tensor([[0.5, 40_000.0, 0.0, 0.95], [0.5, 89_990.0, 4.9, 0.0]])
+    attack = UPGD(epsilon=[0.05, 1000.0, 0.5, 0.1], steps=10)
+    moved = perturb(attack, encoder, rows, divergence="l1").inputs - rows
+
+    reached = (moved * weight).sum(1)
+    up, down = (
+        torch.stack([(step * weight).clamp(min=0) if way else (-step * weight).clamp(min=0) for step in corners(rows, bounds)])
+        .amax(0)
+        .sum(1)
+        for way in (1, 0)
+    )
+    torch.testing.assert_close(reached.abs(), torch.where(reached > 0, up, down), rtol=1e-3, atol=0)  # a corner of each row's own box
+
+
+def corners(rows, bounds):
+    """The furthest steps down and up that epsilon and the bounds allow."""
+    epsilon = torch.tensor([0.05, 1000.0, 0.5, 0.1])
+    return torch.maximum(rows - epsilon, bounds[0]) - rows, torch.minimum(rows + epsilon, bounds[1]) - rows
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    cls=st.sampled_from([UFGSM, *ITERATED]),
+    radii=st.lists(st.one_of(st.just(0.0), st.floats(1e-8, 1)), min_size=5, max_size=5),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    masked=st.booleans(),
+)
+def test_no_float_ever_leaves_the_box_of_its_feature(seed, cls, radii, dtype, masked):
+    generator = torch.Generator().manual_seed(seed)
+    encoder, inputs = Encoder(lambda inputs: (3 * inputs).sin(), name="waves"), torch.rand(3, 5, generator=generator, dtype=dtype)
+    mask = torch.tensor([True, False, True, True, False]) if masked else None
+    moved = perturb(cls(epsilon=radii, mask=mask, **({} if cls is UFGSM else {"steps": 2})), encoder, inputs, seed=seed).inputs
+
+    allowed = torch.tensor(radii, dtype=torch.float64) * (1 if mask is None else mask)
+    assert ((moved.double() - inputs.double()).abs() <= allowed).all()
+
+
+def test_equal_epsilons_are_one():
+    encoder, inputs = tiny_encoder(), tiny_inputs(4)
+    for cls, options in ((UFGSM, {}), (UBIM, {"steps": 4}), (UPGD, {"steps": 4, "start": "eta", "step": 0.02})):
+        one, three = (perturb(cls(epsilon=epsilon, **options), encoder, inputs).inputs for epsilon in (0.1, (0.1, 0.1, 0.1)))
+        assert torch.equal(one, three)
+    start = perturb(UPGD(epsilon=(0.1, 0.02, 0.0), steps=1, step=1e-6), encoder, inputs).inputs - inputs
+    for channel, radius in enumerate((0.1, 0.02, 0.0)):
+        assert 0.95 * radius <= start[:, channel].abs().max() <= radius
+
+
+def test_the_default_step_crosses_each_side_of_the_box():
+    assert UPGD(epsilon=(0.1, 0.2), steps=10).step_size == pytest.approx((0.025, 0.05))
+    assert UPGD(epsilon=[0.1, 0.2], step=0.01).step_size == 0.01
+
+
+def test_epsilons_of_0_return_the_input():
+    inputs = tiny_inputs(2)
+    for attack in (UFGSM(epsilon=(0, 0, 0)), UPGD(epsilon=(0, 0, 0), steps=2, marks=(1,))):
+        trace = perturb(attack, tiny_encoder(), inputs)
+        assert torch.equal(trace.inputs, inputs)
+        assert trace.backwards == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": (0.1, 0.1)}, "epsilon has 2 numbers, and an input has 3 entries on its first axis; give one for each, or one for all"),
+        ({"mask": torch.ones(4, 8) > 0}, r"mask has shape \[4, 8\]; it must broadcast over one input, \[3, 8, 8\]"),
+        ({"mask": torch.ones(1, 3, 8, 8) > 0}, r"mask has shape \[1, 3, 8, 8\]; it must broadcast"),
+        ({"epsilon": (0.1, 7.0, 0.1)}, "epsilon is 7; inputs span a range of 1"),
+    ],
+)
+@pytest.mark.parametrize("cls", [UFGSM, UPGD])
+def test_what_does_not_fit_the_inputs_is_refused_before_any_pass(cls, options, words):
+    encoder = tiny_encoder()
+    with pytest.raises(ValueError, match=words):
+        perturb(cls(**options), encoder, tiny_inputs(2))
+    assert encoder.passes.forwards == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": ()}, "epsilon is empty; give one number, or one for each channel or feature"),
+        ({"epsilon": (0.1, -0.1)}, r"epsilon\[1\] is -0.1; a radius cannot be negative"),
+        ({"epsilon": (0.1, "b")}, r"epsilon\[1\] is 'b'; expected a plain number"),
+        ({"epsilon": (0.1, 0.1), "norm": "l2"}, r"radius is \(0.1, 0.1\); an l2 ball is round and has one radius"),
+        ({"mask": torch.ones(8, 8)}, "mask is .*float32.*; expected bool, and True somewhere, where the attack may move"),
+        ({"mask": torch.zeros(8, 8) > 0}, "expected bool, and True somewhere"),
+    ],
+)
+@pytest.mark.parametrize("cls", [UFGSM, UPGD])
+def test_masks_and_epsilons_that_make_no_sense_are_refused(cls, options, words):
+    with pytest.raises(ValueError, match=words):
+        cls(**options)
+
+
+def test_masks_and_epsilons_are_values():
+    attack = UPGD(mask=CORNER, epsilon=[0.1, 0.2, 0.3])
+    assert attack == replace(attack) == pickle.loads(pickle.dumps(attack)) == UPGD(mask=CORNER.clone(), epsilon=(0.1, 0.2, 0.3))
+    assert hash(attack) == hash(replace(attack))
+    assert UPGD(mask=CORNER.tolist()) == UPGD(mask=CORNER)  # as a study file has it
+    assert UPGD(mask=CORNER) != UPGD(mask=~CORNER)
+    assert fingerprint(UPGD(mask=CORNER)) != fingerprint(UPGD(mask=~CORNER))
+    assert fingerprint(attack) == fingerprint(pickle.loads(pickle.dumps(attack)))
+    shown = describe(attack)
+    assert shown["epsilon"] == [0.1, 0.2, 0.3]
+    assert shown["mask"] == {"class": "rt_core.traces.FrozenTensor", "shape": [8, 8], "dtype": "bool"}
+
+
+@parametrize_attack_checks(
+    {
+        "linf": UPGD(epsilon=(0.1, 0.05, 0.2), mask=CORNER, steps=3, marks=(1, 3)),
+        "l2": UMIPGD(epsilon=1.0, norm="l2", mask=CORNER, steps=3),
+        "one step": UFGSM(epsilon=(0.1, 0.05, 0.2), mask=CORNER),
+    },
+    expected_failures={"takes_inputs_that_are_no_images": "its mask and its epsilons are those of pictures"},
+)
+def test_the_contract_with_a_mask(attack, check):
+    check(attack)
+
+
+# What the engine sees of such balls
+
+
+@pytest.mark.parametrize("shown", ["last bit", "forbidden", "still"])
+def test_the_engine_measures_a_ball_feature_by_feature(shown):
+    class Wrong:
+        ball = Ball("linf", (0.25, 0.0, 0.125), FrozenTensor.of(CORNER))
+
+        def __call__(self, encoder, batch, divergence, *, random):
+            free = torch.nonzero(CORNER)[0]
+            moved = batch.inputs.clone()
+            moved[0, 0, free[0], free[1]] += 0.25
+            if shown == "last bit":
+                moved[0, 2, free[0], free[1]] = 0.5 + 0.125 + 2**-24
+            elif shown == "forbidden":
+                moved[0, 0][~CORNER] += 1e-7
+            elif shown == "still":
+                moved[0, 1, free[0], free[1]] += 1e-7
+            return moved
+
+    words = {
+        "last bit": r"by 1\.0000004\d* \(linf\), and its ball has a radius for each feature .distances are in units of it. and a mask",
+        "forbidden": r"by inf \(linf\)",
+        "still": r"by inf \(linf\)",
+    }
+    with pytest.raises(AttackViolation, match=words[shown]):
+        perturb(Wrong(), tiny_encoder(), torch.full((1, 3, 8, 8), 0.5))
+
+
+def test_distances_in_a_box_whose_sides_differ_are_in_units_of_them():
+    ball, center = Ball("linf", (0.25, 0.5, 0.0)), torch.zeros(4, 3)
+    moved = torch.tensor([[0.125, 0.0, 0.0], [-0.125, 0.5, 0.0], [0.0, 0.0, 1e-30], [0.0, 0.0, 0.0]])
+    assert ball.distance(moved, center).tolist() == [0.5, 1.0, float("inf"), 0.0]
+    assert (ball.tolerance, ball.extent) == (1.0, 0.5)
+    beyond = torch.tensor([[1 / 3]], dtype=torch.float64).nextafter(torch.tensor(1.0, dtype=torch.float64))
+    assert Ball("linf", (1 / 3,)).distance(beyond, torch.zeros(1, 1, dtype=torch.float64)).item() > 1  # by a last bit of float64

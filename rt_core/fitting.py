@@ -1,0 +1,98 @@
+"""Attacks and metrics that are fitted on the plan's ``train`` before they are used: once for each encoder, and kept in the store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rt_core.blocks import Work, core_versions
+from rt_core.datasets import Samples
+from rt_core.encoders import Encoder
+from rt_core.errors import PlanError
+from rt_core.fingerprints import fingerprint
+from rt_core.randomness import SampleRandom
+from rt_core.store import Store, key_of
+from rt_core.traces import FrozenTensor
+
+__all__ = ["Fitting"]
+
+_FEW = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Fitting:
+    """What a plan fits on: its ``train``, known by ``key``.
+
+    ``attack.fit(encoder, train, divergence, random=…)`` and ``metric.fit(encoder, train, random=…)`` return what they are called on with some
+    fields set: tensors (``FrozenTensor``), numbers or strings, which is what a store can keep.
+    """
+
+    train: Samples | None
+    key: str
+    store: Store
+
+    def fitted(self, work: Work, encoder: Encoder, encoder_fingerprint: str, *, rehearsal: bool = False) -> Work:
+        """Return the work with everything that has a ``fit`` fitted to this encoder; from the store where it is there.
+
+        rehearsal: what is not in the store is fitted on a few samples, and not kept.
+        """
+        train = self.train
+        if train is None:
+            return work
+        if rehearsal:
+            train = replace(train, ids=train.ids[:_FEW], groups=None if train.groups is None else train.groups[:_FEW])
+        random = SampleRandom.of(work.plan.seed, ["fit"])
+
+        def of(thing: Any, *moved_by: Any) -> Any:
+            if not callable(getattr(thing, "fit", None)):
+                return thing
+            about = [fingerprint(thing), encoder_fingerprint, self.key, fingerprint(moved_by), work.plan.seed, str(work.device)]
+            key = key_of(["fit", *about, core_versions()])
+            found = self.store.load(key)
+            if found is not None:
+                return replace(thing, **_from_arrays(found))
+            made = thing.fit(encoder, train, *moved_by, random=random)
+            arrays = _to_arrays(thing, made)
+            if not rehearsal:
+                self.store.save(key, arrays)
+            return made
+
+        return replace(
+            work,
+            attacks={label: of(attack, work.divergence) for label, attack in work.attacks.items()},
+            metrics={label: of(metric) for label, metric in work.metrics.items()},
+        )
+
+
+def _to_arrays(before: Any, after: Any) -> dict[str, np.ndarray]:
+    """Return the fields that fitting has set, as arrays.
+
+    Raises:
+        PlanError: a field that a store cannot keep.
+    """
+    if type(before) is not type(after) or not is_dataclass(after):
+        raise PlanError(
+            f"fit of {type(before).__name__} returned {type(after).__name__}; it must return itself, a dataclass, with fields set"
+        )
+    arrays = {}
+    for name in (field.name for field in fields(after)):
+        value = getattr(after, name)
+        if value == getattr(before, name):
+            continue
+        if isinstance(value, FrozenTensor):
+            arrays[f"tensor/{name}"] = value.on(torch.device("cpu")).numpy()
+        elif isinstance(value, (int, float, str)):
+            arrays[f"value/{name}"] = np.array(value)
+        else:
+            what = f"fit of {type(after).__name__} set {name} to a {type(value).__name__}"
+            raise PlanError(f"{what}, which a store cannot keep; set tensors (FrozenTensor.of(…)), numbers or strings")
+    return arrays
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {
+        name.partition("/")[2]: FrozenTensor.of(torch.from_numpy(value)) if name.startswith("tensor/") else value.item()
+        for name, value in arrays.items()
+    }

@@ -1,0 +1,140 @@
+"""What is fitted before it is used: once for each encoder, on other samples, kept in the store, the same when it is read again."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+import torch
+
+from rt_core import Ball, Evaluation, PlanError, represent, run, use
+from rt_core.testing import tiny_encoder, tiny_inputs
+from rt_core.traces import FrozenTensor
+from rt_unsupervised_attacks import UniversalPerturbation
+
+TRAIN = tiny_inputs(50, purpose="train")
+CALLS = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """Add what the mean training input is above a half."""
+
+    epsilon: float = 0.1
+    delta: FrozenTensor | None = None
+
+    @property
+    def ball(self):
+        return Ball("linf", self.epsilon)
+
+    def fit(self, encoder, train, divergence, *, random):
+        CALLS.append(("attack", encoder.name, len(train)))
+        mean = train.inputs(range(len(train))).mean(0, keepdim=True)
+        return replace(self, delta=FrozenTensor.of(self.epsilon * (mean - 0.5).sign()))
+
+    def __call__(self, encoder, batch, divergence, *, random):
+        return self.ball.project(batch.inputs + self.delta.on(batch.inputs.device), batch.inputs, encoder.bounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromMean:
+    """How far a representation is from the mean training one."""
+
+    center: FrozenTensor | None = None
+    about: str = ""
+    keep: Any = field(default=None, compare=False)
+    aim: ClassVar[str] = "away"
+    better: ClassVar[str] = "lower"
+    statistic: ClassVar[str] = "median"
+    per: ClassVar[str] = "sample"
+    span: ClassVar[tuple[float, float]] = (0, float("inf"))
+
+    def fit(self, encoder, train, *, random):
+        CALLS.append(("metric", encoder.name, len(train)))
+        return replace(self, center=FrozenTensor.of(represent(encoder, train).mean(0)), about=f"{len(train)} samples")
+
+    def __call__(self, trace, bank, context):
+        return (trace.adversarial - self.center.on(torch.device("cpu"))).double().norm(dim=1)
+
+
+def plan(**changed):
+    parts = {
+        "encoders": {"one": tiny_encoder(seed=1), "two": tiny_encoder(seed=2)},
+        "dataset": tiny_inputs(30),
+        "attacks": {"shift": Shift()},
+        "metrics": {"far": FromMean(), "quantile": use("universal_quantile")},
+        "attacked": 20,
+        "bank": 30,
+        "train": TRAIN,
+    }
+    return Evaluation(**parts | changed)
+
+
+def test_each_encoder_has_its_own_fit_on_other_samples():
+    CALLS.clear()
+    results = run(plan(), progress=False)
+    real = [call for call in CALLS if call[2] == 50]
+    assert sorted(real) == 2 * [("attack", "tiny", 50)] + 2 * [("metric", "tiny", 50)]
+    order = [int(sample) for sample in results.manifest["samples"]["sample"]]
+    encoder, inputs = tiny_encoder(seed=2), tiny_inputs(30)[order]
+    delta = 0.1 * (TRAIN.mean(0) - 0.5).sign()
+    moved = represent(encoder, Ball("linf", 0.1).project(inputs + delta, inputs, (0, 1)))
+    expected = (moved - represent(encoder, TRAIN).mean(0)).double().norm(dim=1)
+    rows = results.frame[(results.frame["encoder"] == "two") & (results.frame["metric"] == "far")]
+    assert rows["value"].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_a_fit_is_kept_and_not_made_again(tmp_path):
+    first = run(plan(), store=tmp_path, progress=False)
+    CALLS.clear()
+    again = run(plan(), store=tmp_path, progress=False)
+    assert CALLS == []
+    pd.testing.assert_frame_equal(first.frame, again.frame)
+    other = run(plan(train=tiny_inputs(50, purpose="other")), store=tmp_path, progress=False)
+    assert len([call for call in CALLS if call[2] == 50]) == 4
+    assert not other.frame["value"].equals(first.frame["value"])
+
+
+def test_what_must_be_fitted_needs_something_to_be_fitted_on():
+    with pytest.raises(PlanError, match="the plan has no train, and 'shift', 'far' must be fitted; give train="):
+        plan(train=None)
+
+
+@pytest.mark.parametrize(
+    ("fit", "words"),
+    [
+        (lambda self, encoder, train, *, random: 3, "fit of Broken returned int; it must return itself"),
+        (lambda self, encoder, train, *, random: replace(self, keep=[1]), "set keep to a list, which a store cannot keep"),
+    ],
+)
+def test_a_fit_that_cannot_be_kept_is_refused_in_the_rehearsal(fit, words):
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(FromMean):
+        keep: Any = None
+
+    Broken.fit = fit
+    with pytest.raises(PlanError, match=words):
+        run(plan(metrics={"broken": Broken()}), progress=False)
+
+
+def test_a_plan_with_train_is_described_and_travels(tmp_path):
+    made = Evaluation(
+        encoders=[use("module", path="rt_core.testing:tiny_encoder")],
+        dataset=use("digits"),
+        attacks={"universal": use("universal", epsilon=0.1)},
+        metrics=["universal_quantile"],
+        train=use("digits"),
+    )
+    made.to_toml(tmp_path / "study.toml")
+    assert "[train]" in (tmp_path / "study.toml").read_text()
+    again = Evaluation.from_toml(tmp_path / "study.toml")
+    assert again.describe() == made.describe()
+    assert again.train == use("digits")
+
+
+def test_a_universal_perturbation_is_fitted_and_measured_on_unseen_samples():
+    attacks = {"universal": UniversalPerturbation(epsilon=0.1, epochs=2, batch=25)}
+    results = run(plan(attacks=attacks, metrics=["divergence"]), progress=False)
+    assert (results.frame["value"] > 0).all()
+    noise = run(plan(attacks={"noise": use("uniform_noise", epsilon=0.1)}, metrics=["divergence"]), progress=False)
+    assert results.frame["value"].median() > 1.5 * noise.frame["value"].median()
