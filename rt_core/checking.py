@@ -95,7 +95,7 @@ def findings(results: Results) -> list[str]:
             f"the same network untrained: {shown('universal_quantile', twin):.1%}, {shown('nearest_neighbor_accuracy', twin):.0%} and "
             f"{shown('overlap_risk', twin):.0%}; where it looks better, the measure does not speak of what was learned"
         )
-    return said
+    return said + [warning for found in results.manifest["diagnosis"] if found["encoder"] == name for warning in found["warnings"]]
 
 
 def untrained_twin(encoder: Encoder, *, seed: int = 0) -> Encoder:

@@ -284,6 +284,8 @@ def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, dive
     measured = measure(divergence, part.anchor, adversarial)
     notes = {name: note.detach().cpu() for name, note in attempt.notes.items()}
     radius = getattr(ball_of(attack), "extent", None)
+    # A search whose goal was reached before it began rightly leaves the input alone.
+    reached = notes["reached"] == 1 if "reached" in notes else torch.zeros(len(part.ids), dtype=torch.bool)
     return Trace(
         ids=part.ids,
         aim=part.aim,
@@ -294,7 +296,7 @@ def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, dive
         targets=None if part.targets is None else part.targets.cpu(),
         history=None if attempt.history is None else torch.cat([attempt.history.detach().cpu().double(), measured[:, None]], dim=1),
         notes=notes,
-        stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else (adversarial == clean).all(1) & (radius != 0),
+        stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else (adversarial == clean).all(1) & (radius != 0) & ~reached,
         inputs=attempt.inputs.to(home),
         marks={step: inputs.to(home) for step, inputs in attempt.marks.items()},
         marked={step: represent_rows(encoder, inputs, len(part.ids)) for step, inputs in attempt.marks.items()},

@@ -135,6 +135,24 @@ class Results:
         told = table["p_corrected"] <= 1 - level
         return table.assign(better=np.select([table["p"].isna(), told], ["not comparable", table["better"]], "-"))
 
+    def curve(self, attack: str, parameter: str = "epsilon", *, level: float = 0.95) -> pd.DataFrame:
+        """Return the summary of one attack over a grid of a parameter, in ascending order of it: the points of curves.
+
+        attack: the label of the grid, such as ``"u-pgd"`` for ``u-pgd[epsilon=0.1]``, ``u-pgd[epsilon=0.2]`` …
+
+        Raises:
+            ValueError: no attack of that label has such a parameter.
+        """
+        described = self.manifest["plan"]["attacks"]
+        known = {label: about[parameter] for label, about in described.items() if isinstance(about, dict) and parameter in about}
+        chosen = {label: value for label, value in known.items() if label == attack or label.startswith(f"{attack}[")}
+        if not chosen:
+            raise ValueError(f"no attack {attack!r} with a {parameter}; those that have one: {', '.join(map(repr, known)) or 'none'}")
+        summary = self.summary(level=level)
+        summary = summary[summary["attack"].isin(chosen)]
+        summary.insert(2, parameter, summary["attack"].map(chosen))
+        return summary.sort_values(["encoder", "aim", "step", "metric", parameter], kind="stable", ignore_index=True)
+
     def worst(self, suite: str) -> "Results":
         """Return the worst case over the members of a suite: for each encoder, measure and sample the member that did most harm.
 
@@ -182,9 +200,14 @@ class Results:
         """Return the summary for reading: a row an attack and measure, a column an encoder, each cell ``estimate [low, high]``.
 
         Measures of clean representations, which say whether an encoder is of any use, stand first. Of marks, the last is shown. An arrow
-        says which way is better, except for measures on each encoder's own scale.
+        says which way is better, except for measures on each encoder's own scale. A suite's worst case stands below its members.
         """
+        suites = [] if self.frame["attack"].str.endswith(worst_label("")).all() else self.manifest["suites"]
+        whole = [
+            self.worst(suite).summary(level=level) for suite in suites if self.frame["attack"].isin(self.manifest["suites"][suite]).any()
+        ]
         summary = self.summary(level=level)
+        summary = pd.concat([summary[~summary["attack"].isin(map(worst_label, suites))], *whole], ignore_index=True)
         last = summary.groupby(["encoder", "attack", "aim", "metric"], sort=False)["step"].transform("max") == summary["step"]
         arrow = {"lower": " ↓", "higher": " ↑"}
         rows = [
@@ -217,6 +240,10 @@ class Results:
             lines.append(
                 f"  quantiles are taken over a random sample of the pairs of {about['quantile_bank']} samples: within {about['quantile_error']:.1g} of all"
             )
+        for label, encoder in about["encoders"].items():
+            passes = encoder["passes"]
+            looked = next((f", of them {one['passes']:,} for the diagnosis" for one in about["diagnosis"] if one["encoder"] == label), "")
+            lines.append(f"  {label}: {passes['forwards']:,} forward and {passes['backwards']:,} backward passes in this run{looked}")
         for label, described in plan["attacks"].items():
             options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
             shown = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items()]
@@ -445,7 +472,10 @@ def _student(difference: float, error: float, parts: int) -> float:
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two manifests say of their labels, in one."""
     plan = {what: {**first["plan"][what], **second["plan"][what]} for what in ("encoders", "attacks", "metrics")}
-    return {what: {**first[what], **second[what]} for what in ("encoders", "metrics")} | {"plan": {**second["plan"], **plan}}
+    again = {(found["encoder"], found["attack"]) for found in second["diagnosis"]}
+    diagnosis = [found for found in first["diagnosis"] if (found["encoder"], found["attack"]) not in again] + [*second["diagnosis"]]
+    labels = {what: {**first[what], **second[what]} for what in ("encoders", "metrics", "suites")}
+    return {**labels, "plan": {**second["plan"], **plan}, "diagnosis": diagnosis}
 
 
 def _cell(row: Any) -> str:

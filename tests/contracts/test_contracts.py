@@ -27,7 +27,12 @@ ATTACKS = {
         {"epsilon": 1.0, "steps": 2, "norm": "l2", "restarts": 2, "keep": "best"},
         {"epsilon": 0.1, "steps": 3, "start": "clean"},
     ],
-    "torchattacks": [{"attack": "PGD", "steps": 3}, {"attack": "BIM", "steps": 3}],
+    "torchattacks": [
+        {"attack": "PGD", "steps": 3},
+        {"attack": "BIM", "steps": 3},
+        {"attack": "APGD", "steps": 3},
+        {"attack": "FAB", "steps": 5, "threshold": 0.2},
+    ],
     "art": [
         {"attack": "ProjectedGradientDescent", "eps": 0.1, "eps_step": 0.05, "max_iter": 3, "num_random_init": 1},
         {"attack": "FastGradientMethod", "eps": 0.05},
@@ -63,6 +68,7 @@ EXPECTED = {
     },
     "uniform_noise": {"comes_nearer_to_its_target": "noise does not aim"},
     "torchattacks[attack=PGD]": FOREIGN_START,
+    "torchattacks[attack=APGD]": FOREIGN_START,
     "art[attack=ProjectedGradientDescent,num_random_init=1]": FOREIGN_START,
 }
 
@@ -77,7 +83,9 @@ def variants(kind, make, options):
                     f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon", "eps", "eps_step")
                 )
                 label, thing = f"{item.entry.name}[{shown}]" if shown else item.entry.name, make(item.full_name, **chosen)
-                made |= {f"{label}/{name}": member for name, member in thing.members.items()} if isinstance(thing, Suite) else {label: thing}
+                made |= (
+                    {f"{label}/{name}": member for name, member in thing.members.items()} if isinstance(thing, Suite) else {label: thing}
+                )
     return made
 
 

@@ -45,6 +45,8 @@ def made(values, *, groups=None, seed=0, bank=20, metrics=METRICS):
         "metrics": metrics,
         "encoders": {encoder: {"fingerprint": encoder} for encoder, _ in values},
         "errors": [],
+        "suites": {},
+        "diagnosis": [],
         "samples": {
             "sample": [f"s{row}" for row in range(longest)],
             "pair": [row // 2 for row in range(longest)],
@@ -502,3 +504,27 @@ def test_what_a_small_bank_says_is_saved_and_merged(tmp_path):
     pd.testing.assert_frame_equal(Results.load(tmp_path).summary(), results.summary(), check_exact=True)
     again = results.added_to(tmp_path)
     pd.testing.assert_frame_equal(again.summary(), results.summary(), check_exact=True)
+
+
+# Curves
+
+
+def test_a_grid_of_a_parameter_is_a_curve():
+    attacks = {f"pgd[epsilon={epsilon:g}]": UPGD(epsilon=epsilon, steps=2) for epsilon in (0.2, 0.05, 0.1)} | {
+        "noise": UniformNoise(epsilon=0.1)
+    }
+    plan = Evaluation([tiny_encoder()], tiny_inputs(20), attacks, ["divergence", "breakaway_risk"], attacked=20, bank=20)
+    results = run(plan, progress=False)
+    curve = results.curve("pgd")
+    points = curve[curve["metric"] == "divergence"]
+    assert points["epsilon"].tolist() == [0.05, 0.1, 0.2]
+    assert points["estimate"].is_monotonic_increasing
+    assert points["estimate"].tolist() == [
+        results.summary().set_index(["attack", "metric"]).loc[(f"pgd[epsilon={epsilon:g}]", "divergence"), "estimate"]
+        for epsilon in (0.05, 0.1, 0.2)
+    ]
+    assert len(results.curve("noise")) == 2
+    with pytest.raises(ValueError, match="no attack 'fgsm' with a epsilon; those that have one: 'pgd"):
+        results.curve("fgsm")
+    with pytest.raises(ValueError, match="no attack 'pgd' with a eta2; those that have one: none"):
+        results.curve("pgd", "eta2")

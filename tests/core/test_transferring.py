@@ -197,6 +197,17 @@ def test_a_suite_that_is_not_there_is_said():
 
 def test_a_worst_case_is_kept_in_the_store_and_for_any_batch(tmp_path):
     first = studied(store=tmp_path)
-    loaded = Results.load(tmp_path)
-    pd.testing.assert_frame_equal(loaded.worst("suite").frame, first.worst("suite").frame)
+    pd.testing.assert_frame_equal(Results.load(tmp_path).worst("suite").frame, first.worst("suite").frame)
+    run(Evaluation([tiny_encoder()], INPUTS, {"more": UPGD(epsilon=0.1, steps=1)}, METRICS, **SIZES), store=tmp_path, progress=False)
+    pd.testing.assert_frame_equal(Results.load(tmp_path).worst("suite").frame, first.worst("suite").frame)
     pd.testing.assert_frame_equal(studied(batch=7).worst("suite").frame, first.worst("suite").frame)
+
+
+def test_a_table_shows_the_worst_case_below_the_members():
+    results = studied()
+    table = results.table()
+    rows = list(dict.fromkeys(attack for attack, _ in table.index))
+    assert rows == ["suite/weak", "suite/other", "suite/noise", "suite (worst case)"]
+    worst = results.worst("suite").table()
+    pd.testing.assert_frame_equal(table.loc[["suite (worst case)"]], worst, check_names=False)
+    assert len(worst) == len(METRICS)

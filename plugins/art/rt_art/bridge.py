@@ -55,7 +55,7 @@ class ARTAttack:
       the smallest that moves a representation so far (toward targets: that brings it so near). What they find is shortened to where it just
       reaches the threshold. Notes: ``reached`` (0 or 1), ``magnitude_l2`` and ``magnitude_linf`` (NaN where it was not reached: the input
       is then the best that was found).
-    - ``"instance"``: the classes are the samples themselves and their nearest others in the bank: an untargeted success is a breakaway
+    - ``"instance"``: the classes are the samples of the batch and the nine nearest others of each in the bank: an untargeted success is a breakaway
       (Petrov & Kwiatkowska 2022, Eq. 4), a targeted one an impersonation.
 
     What comes back is projected to the exact ball, where the attack has one, and the bounds. In modes y and unit it is otherwise left as it
@@ -179,8 +179,8 @@ class ARTAttack:
 
     @property
     def steps(self) -> int:
-        """How many steps the library's attack takes, given or by default; 0 where it has no ``max_iter``."""
-        steps = self._known.get("max_iter", 0)
+        """How many steps the library's attack takes, given or by default; 0 where it has no such option."""
+        steps = self._known.get("max_iter", self._known.get("nb_steps", 0))
         return steps if isinstance(steps, int) else 0
 
     def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Tensor | Attempt:

@@ -63,7 +63,7 @@ FAST = {
     "DeepFool": {"max_iter": 20},
     "NewtonFool": {"eta": 0.05, "max_iter": 20},
     "CarliniL2Method": {"initial_const": 10.0, "binary_search_steps": 2},
-    "CarliniLInfMethod": {"initial_const": 1.0, "decrease_factor": 0.5},
+    "CarliniLInfMethod": {"initial_const": 10.0, "learning_rate": 0.1, "max_iter": 30, "decrease_factor": 0.5},
     "CarliniL0Method": {"initial_const": 10.0, "binary_search_steps": 2, "max_iter": 3},
     "ElasticNet": {"initial_const": 10.0, "binary_search_steps": 2, "max_iter": 10},
     "ZooAttack": {"use_resize": False, "use_importance": False, "max_iter": 5, "nb_parallel": 16},

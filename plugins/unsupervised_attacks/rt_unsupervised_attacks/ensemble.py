@@ -13,9 +13,10 @@ QUERIES = 2
 def ensemble(*, epsilon: float, norm: str = "linf", budget: int = 50, k: int = 3) -> Suite:
     """Return the attacks that belong together when only the ball and the budget are chosen.
 
-    ``apgd`` climbs the plan's divergence from a random start, ``cosine`` the cosine divergence, whatever the plan's, from beside the input, ``margin`` the breakaway margin, ``nearest``
-    goes past the border to each of the ``k`` nearest others, and ``square`` searches without gradients. Away from the clean input all
-    five run; toward a target ``apgd``, ``cosine`` and ``square``. A plan runs them as ordinary attacks, ``Results.worst`` reads the worst.
+    ``apgd`` climbs the plan's divergence from a random start, ``cosine`` the cosine divergence, whatever the plan's, from beside the input,
+    ``margin`` the breakaway margin, ``nearest`` goes past the border to each of the ``k`` nearest others, and ``square`` searches without
+    gradients. Away from the clean input all five run; toward a target ``apgd``, ``cosine`` and ``square``. A plan runs them as ordinary
+    attacks, ``Results.worst`` reads the worst.
 
     Passes a sample, for each member in its ``passes``: away (3 + k) · budget forward and backward passes and 2 · budget more forward ones,
     toward a target 2 · budget and 2 · budget: 300 and 100, or 100 and 100, unless told otherwise.

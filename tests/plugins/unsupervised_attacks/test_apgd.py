@@ -13,7 +13,7 @@ from rt_core import Attempt, Bank, Batch, Encoder, perturb, represent
 from rt_core.divergences import cosine, l2
 from rt_core.testing import linear_encoder, parametrize_attack_checks, tiny_encoder, tiny_inputs
 from rt_core.traces import aims_of
-from rt_unsupervised_attacks.apgd import MarginAPGD, NearestAPGD, UAPGD, margin_near
+from rt_unsupervised_attacks.apgd import UAPGD, MarginAPGD, NearestAPGD, margin_near
 from rt_unsupervised_attacks.gradient import UPGD
 
 BANKED = [MarginAPGD, NearestAPGD]
@@ -216,7 +216,10 @@ def test_more_neighbors_are_never_worse_by_margin():
     encoder, inputs = tiny_encoder(), tiny_inputs(40)
     bank = Bank(represent(encoder, inputs))
     one, three = (perturb(NearestAPGD(epsilon=0.05, steps=6, k=k), encoder, inputs[:8], bank=bank, ids=range(8)) for k in (1, 3))
-    margin = [margin_near(bank, as_batch(encoder, inputs[:8], own=list(range(8))), l2)(trace.adversarial)(trace.adversarial) for trace in (one, three)]
+    margin = [
+        margin_near(bank, as_batch(encoder, inputs[:8], own=list(range(8))), l2)(trace.adversarial)(trace.adversarial)
+        for trace in (one, three)
+    ]
 
     assert "neighbor" not in one.notes
     assert set(three.notes["neighbor"].tolist()) <= {0.0, 1.0, 2.0}
@@ -228,7 +231,9 @@ def test_more_neighbors_are_never_worse_by_margin():
 
 
 @pytest.mark.parametrize("batch", [3, 64])
-@pytest.mark.parametrize("attack", [UAPGD(epsilon=0.1, steps=7), MarginAPGD(epsilon=0.1, steps=7), NearestAPGD(epsilon=0.1, steps=7, k=2)], ids=repr)
+@pytest.mark.parametrize(
+    "attack", [UAPGD(epsilon=0.1, steps=7), MarginAPGD(epsilon=0.1, steps=7), NearestAPGD(epsilon=0.1, steps=7, k=2)], ids=repr
+)
 def test_a_run_costs_what_it_says_and_the_two_passes_that_measure(attack, batch):
     encoder = tiny_encoder()
     bank = Bank(represent(encoder, tiny_inputs(20, purpose="bank")))

@@ -11,12 +11,12 @@ from rt_core.testing import linear_encoder, parametrize_attack_checks, tiny_enco
 from rt_unsupervised_attacks.square import USquare, _pyramid
 
 
-# Of one sample in eight, 40 queries find nothing nearer to a target than a mirror image; 200 do.
+# Fewer queries find, for some sample, nothing nearer to its target than it was.
 @parametrize_attack_checks(
     {
-        "linf": USquare(epsilon=0.1, queries=200),
-        "l2": USquare(epsilon=1.0, norm="l2", queries=200),
-        "cosine": USquare(epsilon=0.1, queries=200, divergence="cosine", area=0.3),
+        "linf": USquare(epsilon=0.1, queries=25),
+        "l2": USquare(epsilon=1.0, norm="l2", queries=25),
+        "cosine": USquare(epsilon=0.1, queries=40, divergence="cosine", area=0.3),
     }
 )
 def test_the_contract(attack, check):
@@ -105,7 +105,7 @@ def test_linf_changes_are_squares_of_one_sign_at_the_ball_s_edge():
 def test_a_pyramid_has_two_halves_of_opposite_sign_and_length_one(sides, height):
     pyramid = _pyramid(sides, torch.zeros(1, dtype=torch.float64))
     assert pyramid.shape == sides
-    assert torch.linalg.vector_norm(pyramid) == pytest.approx(1 if height else 1, abs=1e-12)
+    assert torch.linalg.vector_norm(pyramid) == pytest.approx(1, abs=1e-12)
     if height:
         first, second = (pyramid[:height], pyramid[height:]) if sides[0] > 1 else (pyramid[:, :height], pyramid[:, height:])
         assert (first > 0).all()
