@@ -274,6 +274,7 @@ def metric_frames(
         random=random,
         known_labels=labels,
         read=lambda: block.inputs_for(subject.encoder),
+        batch=work.batch,
         shared=subject.shared_for(block),
     )
     for label, metric in work.metrics.items():

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from rt_core.errors import PluginWarning, RtError
 from rt_core.loading import KINDS, core_version
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return USED_WRONG
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        said: set[str] = set()
+        warnings.showwarning = lambda message, category, *where: _show_warning(said, f"{category.__name__}: {message}")
         try:
             return arguments.command(arguments)
         except BrokenPipeError:
@@ -236,7 +237,7 @@ def _print_columns(rows: Iterable[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
-) -> None:
-    print(f"rt: {category.__name__}: {message}", file=file or sys.stderr)
+def _show_warning(said: set[str], message: str) -> None:
+    if message not in said:  # once a command, however many rows it is about
+        said.add(message)
+        print(f"rt: {message}", file=sys.stderr)

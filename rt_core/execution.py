@@ -329,6 +329,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
             for label, metric in work.metrics.items()
         },
         "suites": {label: list(members) for label, members in work.plan.suites().items()},
+        "passes_a_sample": {label: list(attack.passes) for label, attack in work.attacks.items() if hasattr(attack, "passes")},
         "samples": {
             "sample": list(work.ids[: work.attacked]),
             "pair": [row // 2 for row in range(work.attacked)],

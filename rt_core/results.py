@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +24,7 @@ __all__ = ["Results", "worst_label"]
 _KEYS = ["encoder", "attack", "aim", "step", "metric"]
 _NOTE_KEYS = ["encoder", "attack", "aim", "sample", "name"]
 _FILES = ("frame", "notes")
+_NEEDED = ("plan", "encoders", "metrics", "samples", "suites", "passes_a_sample", "diagnosis", "errors", "seed", "bank", "quantile_bank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,15 +241,27 @@ class Results:
             lines.append(
                 f"  quantiles are taken over a random sample of the pairs of {about['quantile_bank']} samples: within {about['quantile_error']:.1g} of all"
             )
-        for label, encoder in about["encoders"].items():
-            passes = encoder["passes"]
-            looked = next((f", of them {one['passes']:,} for the diagnosis" for one in about["diagnosis"] if one["encoder"] == label), "")
-            lines.append(f"  {label}: {passes['forwards']:,} forward and {passes['backwards']:,} backward passes in this run{looked}")
+        for found in about["diagnosis"]:
+            signs = f"{len(found['warnings'])} signs against the numbers" if found["warnings"] else "no sign against the numbers"
+            lines.append(f"  {found['encoder']}: {signs} in a diagnosis of {found['samples']} samples ({found['passes']:,} passes)")
+        lines += [f"  {suite}: {self._cost(members)}" for suite, members in about["suites"].items() if self._cost(members)]
         for label, described in plan["attacks"].items():
-            options = {name: value for name, value in described.items() if name != "class"} if isinstance(described, dict) else {}
+            given = described.items() if isinstance(described, dict) else ()
+            options = {name: value for name, value in given if name != "class" and value not in (None, [], {})}
             shown = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items()]
             lines.append(f"  {label}: {', '.join(shown) or described}")
         return "\n".join(lines)
+
+    def _cost(self, members: Sequence[str]) -> str:
+        """Return what a suite costs, in words, as far as its members say."""
+        known, costs = self.manifest["passes_a_sample"], []
+        for aim in dict.fromkeys(self.frame["aim"]):
+            there = {*self.frame.loc[self.frame["aim"] == aim, "attack"]}
+            passes = [known[member] for member in members if member in there and member in known]
+            if passes:
+                forwards, backwards = map(sum, zip(*passes, strict=True))
+                costs.append(f"{backwards:,} gradient calls and {forwards - backwards:,} more forward passes a sample, aim {aim}")
+        return "; ".join(costs)
 
     def __repr__(self) -> str:
         about = self.manifest
@@ -376,6 +389,8 @@ class Results:
 
         try:
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            if missing := [what for what in _NEEDED if what not in manifest]:
+                raise ValueError(f"the manifest of another version of rt lacks {', '.join(missing)}")
             gallery = Gallery.from_bytes((folder / "gallery.npz").read_bytes())
             return cls(**{name: read(name) for name in _FILES}, manifest=manifest, gallery=gallery)
         except Exception as error:  # what unpacks and parses fails in many ways
@@ -474,7 +489,7 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     plan = {what: {**first["plan"][what], **second["plan"][what]} for what in ("encoders", "attacks", "metrics")}
     again = {(found["encoder"], found["attack"]) for found in second["diagnosis"]}
     diagnosis = [found for found in first["diagnosis"] if (found["encoder"], found["attack"]) not in again] + [*second["diagnosis"]]
-    labels = {what: {**first[what], **second[what]} for what in ("encoders", "metrics", "suites")}
+    labels = {what: {**first[what], **second[what]} for what in ("encoders", "metrics", "suites", "passes_a_sample")}
     return {**labels, "plan": {**second["plan"], **plan}, "diagnosis": diagnosis}
 
 

@@ -287,7 +287,8 @@ class Rows:
 class Context:
     """What a metric may use besides the trace and the bank.
 
-    shared: a place for what does not depend on the attack, the same one for all attacks on the same samples and encoder.
+    batch: how many samples a metric that runs the encoder should send at a time; shared: a place for what does not depend on the attack,
+    the same one for all attacks on the same samples and encoder.
     """
 
     encoder: Encoder
@@ -295,6 +296,7 @@ class Context:
     random: SampleRandom
     known_labels: Sequence[int] | None = None
     read: Callable[[], Tensor] | None = None
+    batch: int = 64
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -16,12 +16,15 @@ from rt_core.divergences import l2
 from rt_core.encoders import Encoder
 from rt_core.errors import PlanError
 from rt_core.evaluation import describe
+from rt_core.neighbors import Bank
 from rt_core.perturbing import perturb
 from rt_core.randomness import SampleRandom
 from rt_core.testing.examples import Reading, read_example, tiny_encoder, tiny_inputs
 from rt_core.traces import Attempt, Batch, Rows, Trace, aims_of, ball_of, check_metric
 
 __all__ = ["ATTACK_CHECKS", "ENCODER_CHECKS", "METRIC_CHECKS"]
+
+_OTHERS = 12  # in the bank
 
 # Attacks
 
@@ -61,11 +64,11 @@ def leaves_the_network_alone(attack: Any) -> None:
     for aim in aims_of(attack):
         encoder = Encoder(_network_in_training(), name="training")
         with _unchanged(encoder.module):
-            perturb(attack, encoder, tiny_inputs(), targets=_targets(aim, tiny_inputs()))
+            _perturbed(attack, encoder, tiny_inputs(), aim)
 
 
 def leaves_the_network_alone_when_it_fails(attack: Any) -> None:
-    for failing_call in (2, 3):
+    for failing_call in (2, 3, 4):
         network = _network_in_training()
         calls = [0]
 
@@ -78,7 +81,7 @@ def leaves_the_network_alone_when_it_fails(attack: Any) -> None:
         encoder = Encoder(network, name="failing", output=fail)
         aim = aims_of(attack)[0]
         with _unchanged(network), contextlib.suppress(Exception):
-            perturb(attack, encoder, tiny_inputs(), targets=_targets(aim, tiny_inputs()))
+            _perturbed(attack, encoder, tiny_inputs(), aim)
 
 
 def gives_the_same_for_the_same_seed(attack: Any) -> None:
@@ -89,11 +92,10 @@ def gives_the_same_for_the_same_seed(attack: Any) -> None:
 def gives_a_sample_the_same_result_in_any_batch_and_order(attack: Any) -> None:
     inputs, encoder, order = tiny_inputs(), tiny_encoder(), torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
     for aim in aims_of(attack):
-        targets = _targets(aim, inputs)
-        whole = perturb(attack, encoder, inputs, targets=targets, batch=8).inputs
+        whole = _perturbed(attack, encoder, inputs, aim, batch=8).inputs
         for size in (1, 3):
-            assert torch.equal(perturb(attack, encoder, inputs, targets=targets, batch=size).inputs, whole), f"batch {size} is not batch 8"
-        shuffled = perturb(attack, encoder, inputs[order], targets=_targets(aim, inputs[order]), ids=order.tolist()).inputs
+            assert torch.equal(_perturbed(attack, encoder, inputs, aim, batch=size).inputs, whole), f"batch {size} is not batch 8"
+        shuffled = _perturbed(attack, encoder, inputs[order], aim, ids=order.tolist()).inputs
         assert torch.equal(shuffled, whole[order]), "another order of the samples gives them other results"
 
 
@@ -118,7 +120,7 @@ def comes_nearer_to_its_target(attack: Any) -> None:
     if "target" not in aims_of(attack):
         return
     inputs = tiny_inputs()
-    trace = perturb(attack, tiny_encoder(), inputs, targets=_targets("target", inputs))
+    trace = _perturbed(attack, tiny_encoder(), inputs, "target")
     before = l2(trace.targets.double(), trace.clean.double())
     assert (trace.divergence < before).all(), f"distances to the target, before {before.tolist()}, after {trace.divergence.tolist()}"
 
@@ -290,7 +292,13 @@ def _targets(aim: str, inputs: Tensor) -> Tensor | None:
 def _both(attack: Any, inputs: Tensor, encoder: Encoder | None = None) -> list[Trace]:
     """Return what the attack does in each aim that it supports."""
     encoder = encoder or tiny_encoder()
-    return [perturb(attack, encoder, inputs, targets=_targets(aim, inputs)) for aim in aims_of(attack)]
+    return [_perturbed(attack, encoder, inputs, aim) for aim in aims_of(attack)]
+
+
+def _perturbed(attack: Any, encoder: Encoder, inputs: Tensor, aim: str, **options: Any) -> Trace:
+    """Attack with others beside, as a run does."""
+    others = _inputs_of(encoder, _OTHERS, inputs.shape[1:]).flip(-1).to(inputs)
+    return perturb(attack, encoder, inputs, targets=_targets(aim, inputs), bank=others, **options)
 
 
 def _batch(aim: str) -> Batch:
@@ -298,7 +306,11 @@ def _batch(aim: str) -> Batch:
     targets = _targets(aim, inputs)
     with torch.no_grad():
         clean, aimed = encoder(inputs), None if targets is None else encoder(targets)
-    return Batch(ids=tuple(map(str, range(8))), inputs=inputs, clean=clean, aim=aim, targets=aimed, target_inputs=targets)
+        bank = Bank(encoder(_inputs_of(encoder, _OTHERS, inputs.shape[1:]).flip(-1)))
+    ids = tuple(map(str, range(8)))
+    return Batch(
+        ids=ids, inputs=inputs, clean=clean, aim=aim, targets=aimed, target_inputs=targets, bank=bank, own=torch.full((len(ids),), -1)
+    )
 
 
 def _call(attack: Any, encoder: Encoder, batch: Batch) -> Any:

@@ -5,7 +5,7 @@ What is installed later joins by itself; one that cannot be made without options
 
 import pytest
 
-from rt_core import Suite, attack, encoder, installed, metric
+from rt_core import SampleRandom, Suite, attack, encoder, installed, metric
 from rt_core.testing import (
     check_plugin,
     linear_encoder,
@@ -13,6 +13,7 @@ from rt_core.testing import (
     parametrize_encoder_checks,
     parametrize_metric_checks,
     tiny_encoder,
+    tiny_inputs,
 )
 
 # By name: the options of each variant that is checked; an entry that is not named is checked as it comes.
@@ -38,6 +39,16 @@ ATTACKS = {
         {"attack": "FastGradientMethod", "eps": 0.05},
     ],
     "u_mi_pgd": [{"epsilon": 0.1, "steps": 3}, {"epsilon": 1.0, "steps": 3, "norm": "l2", "decay": 0.5}],
+    "u_apgd": [
+        {"epsilon": 0.1, "steps": 6, "marks": (1, 3)},
+        {"epsilon": 1.0, "norm": "l2", "steps": 6, "restarts": 2},
+        {"epsilon": 0.1, "steps": 6, "parity": True},
+    ],
+    "margin_apgd": [{"epsilon": 0.1, "steps": 6}],
+    "nearest_apgd": [{"epsilon": 0.1, "steps": 6}],
+    "u_square": [{"epsilon": 0.1, "queries": 25}, {"epsilon": 1.0, "norm": "l2", "queries": 25}],
+    "ensemble": [{"epsilon": 0.1, "budget": 20}],
+    "universal": [{"epsilon": 0.1, "epochs": 2}],
     "l_fgsm": [{"loss": "kl_vat", "epsilon": 0.1}],
     "l_bim": [{"loss": "kl_vat", "epsilon": 1.0, "steps": 3, "norm": "l2"}],
     "l_pgd": [{"loss": "kl_vat", "epsilon": 0.1, "steps": 3, "marks": (1, 3)}, {"loss": "rocl", "epsilon": 0.1, "steps": 3}],
@@ -45,7 +56,11 @@ ATTACKS = {
     "batch_l_bim": [{"loss": "advcl", "epsilon": 1.0, "steps": 3, "norm": "l2"}],
     "batch_l_pgd": [{"loss": "info_nce", "epsilon": 0.1, "steps": 3}],
 }
-METRICS = {"knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}]}
+METRICS = {
+    "breakaway_radius": [{"limit": 0.5, "steps": 4, "rounds": 3}],
+    "quantile_radius": [{"limit": 0.5, "steps": 4, "rounds": 3, "quantile": 0.2}],
+    "knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}],
+}
 SHAPES = {"digits": (1, 16, 16), "tiny": (3, 8, 8), "linear": (3, 8, 8)}  # of one input, by how the name begins
 NEEDS_OPTIONS = {"module"}  # an encoder that is nothing without a path
 
@@ -58,7 +73,7 @@ IN_COMPANY = {
     "takes_a_batch_of_one": "a contrast needs another sample",
 }
 EXPECTED = {
-    "l_pgd[loss=rocl]": IN_COMPANY,
+    "universal[epochs=2]": {"takes_inputs_that_are_no_images": "it is fitted to inputs of one shape"},
     "batch_l_fgsm[loss=ho_vasconcelos]": IN_COMPANY,
     "batch_l_bim[loss=advcl,norm=l2]": IN_COMPANY | {"takes_inputs_that_are_no_images": "its high pass is of pictures"},
     "batch_l_pgd[loss=info_nce]": IN_COMPANY,
@@ -83,6 +98,8 @@ def variants(kind, make, options):
                     f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon", "eps", "eps_step")
                 )
                 label, thing = f"{item.entry.name}[{shown}]" if shown else item.entry.name, make(item.full_name, **chosen)
+                if hasattr(thing, "fit"):
+                    thing = thing.fit(tiny_encoder(), tiny_inputs(16, purpose="train"), random=SampleRandom.of(0, []))
                 made |= (
                     {f"{label}/{name}": member for name, member in thing.members.items()} if isinstance(thing, Suite) else {label: thing}
                 )

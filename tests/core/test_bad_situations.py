@@ -582,7 +582,18 @@ def test_an_identity_that_cannot_be_read_is_refused_with_a_remedy(tmp_path, cont
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "frame.csv.gz", "notes.csv.gz"])
+def test_results_of_another_version_are_refused_in_words(tmp_path):
+    run(plan(), store=tmp_path, progress=False)
+    about = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({what: value for what, value in about.items() if what != "suites"}))
+    with pytest.raises(StoreError, match="the manifest of another version of rt lacks suites.*run the plan with store="):
+        Results.load(tmp_path)
+    with pytest.warns(RobustnessWarning, match="damaged"):
+        run(plan(), store=tmp_path, progress=False)
+    assert Results.load(tmp_path).manifest.keys() >= about.keys()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "frame.csv.gz", "notes.csv.gz", "gallery.npz"])
 @pytest.mark.parametrize("left", [0.5, 0, None])
 def test_results_that_are_damaged_are_refused_and_made_again_from_the_blocks(tmp_path, name, left):
     whole = go(tmp_path)

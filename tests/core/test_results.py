@@ -46,6 +46,7 @@ def made(values, *, groups=None, seed=0, bank=20, metrics=METRICS):
         "encoders": {encoder: {"fingerprint": encoder} for encoder, _ in values},
         "errors": [],
         "suites": {},
+        "passes_a_sample": {},
         "diagnosis": [],
         "samples": {
             "sample": [f"s{row}" for row in range(longest)],

@@ -74,7 +74,7 @@ class ViewQuantile(_Measured):
         if views is None:
             inputs, encoder = context.inputs, context.encoder
             found = benign_views(encoder, inputs, context.random, crops=self.crops, scale=self.scale)
-            views = torch.stack([measure(moved_by, trace.clean, represent_rows(encoder, view, len(inputs))) for view in found])
+            views = torch.stack([measure(moved_by, trace.clean, represent_rows(encoder, view, context.batch)) for view in found])
             context.shared["views", self] = views
         return (views >= measure(moved_by, trace.clean, trace.adversarial)).double().mean(0)
 
@@ -115,8 +115,10 @@ class LocalSensitivity(_Measured):
             encoder.clip(inputs + context.random.uniform(f"noise/{draw}", inputs.shape[1:], low=-self.radius, high=self.radius).to(inputs))
             for draw in range(self.draws)
         ]
-        noise = torch.stack([measure(moved_by, trace.clean, represent_rows(encoder, one, len(inputs))) for one in noisy]).mean(0)
-        return {"gradient": _steepness(encoder, noisy[0], trace.clean, moved_by) / unit, "noise": noise / self.radius / unit}
+        noise = torch.stack([measure(moved_by, trace.clean, represent_rows(encoder, one, context.batch)) for one in noisy]).mean(0)
+        parts = zip(noisy[0].split(context.batch), trace.clean.split(context.batch), strict=True)
+        steepness = torch.cat([_steepness(encoder, beside, clean, moved_by) for beside, clean in parts])
+        return {"gradient": steepness / unit, "noise": noise / self.radius / unit}
 
 
 def _steepness(encoder: Encoder, beside: Tensor, clean: Tensor, moved_by: divergences.Divergence) -> Tensor:

@@ -6,11 +6,11 @@ from rt_core.lazy import lazy
 
 if TYPE_CHECKING:
     from rt_unsupervised_attacks.apgd import UAPGD, MarginAPGD, NearestAPGD
-    from rt_unsupervised_attacks.ensemble import ensemble
     from rt_unsupervised_attacks.gradient import UBIM, UFGSM, UMIPGD, UPGD
     from rt_unsupervised_attacks.loss_based import LBIM, LFGSM, LPGD, BatchLBIM, BatchLFGSM, BatchLPGD
     from rt_unsupervised_attacks.radii import BreakawayRadius, QuantileRadius
     from rt_unsupervised_attacks.square import USquare
+    from rt_unsupervised_attacks.suites import ensemble
     from rt_unsupervised_attacks.universal import UniversalPerturbation
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "QuantileRadius",
     "USquare",
     "UniversalPerturbation",
+    "ensemble",
 ]
 __getattr__, __dir__ = lazy(
     __name__,
@@ -40,6 +41,7 @@ __getattr__, __dir__ = lazy(
         "loss_based": ["LBIM", "LFGSM", "LPGD", "BatchLBIM", "BatchLFGSM", "BatchLPGD"],
         "radii": ["BreakawayRadius", "QuantileRadius"],
         "square": ["USquare"],
+        "suites": ["ensemble"],
         "universal": ["UniversalPerturbation"],
     },
 )

@@ -29,7 +29,7 @@ def rt_attacks():
         ),
         AttackEntry(name="u_square", summary="random search on the divergence, without gradients", factory=f"{_HERE}.square:USquare"),
         AttackEntry(
-            name="ensemble", summary="parameter-free: the worst of several attacks, per measure", factory=f"{_HERE}.ensemble:ensemble"
+            name="ensemble", summary="parameter-free: the worst of several attacks, per measure", factory=f"{_HERE}.suites:ensemble"
         ),
         AttackEntry(
             name="universal",

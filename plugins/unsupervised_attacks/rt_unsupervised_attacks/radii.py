@@ -43,7 +43,6 @@ class _Radius(ABC):
     statistic: ClassVar[str] = "median"
     per: ClassVar[str] = "sample"
     span: ClassVar[tuple[float, float]] = (0, math.inf)
-    reads_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius("limit", self.limit)
@@ -61,19 +60,19 @@ class _Radius(ABC):
         """-> [n], in the units of the encoder's bounds; infinity where nothing up to ``limit`` was enough
 
         Raises:
-            ValueError: the trace holds no inputs.
+            ValueError: the context has no inputs.
         """
-        if trace.inputs is None:
-            raise ValueError(
-                f"{type(self).__name__} attacks the inputs themselves, and the trace holds none; keep them in it (perturb does)"
-            )
         divergence = context.divergence if self.divergence is None else find_divergence(self.divergence)
-        encoder = context.encoder
+        encoder, own = context.encoder, bank.rows(trace.ids)
         with torch.inference_mode(False), torch.enable_grad(), encoder.in_use():
-            device = encoder.where() or trace.inputs.device
-            inputs, clean = (moved_to(device, values) for values in (trace.inputs, trace.clean))
-            batch = Batch(ids=trace.ids, inputs=inputs, clean=clean, aim="away", bank=bank, own=bank.rows(trace.ids))
-            return _search(self, encoder, batch, divergence, context.random)
+            inputs, found = context.inputs, []
+            device = encoder.where() or inputs.device
+            for rows in torch.arange(len(trace)).split(context.batch):
+                part = slice(int(rows[0]), int(rows[-1]) + 1)
+                moved, clean = (moved_to(device, values[part]) for values in (inputs, trace.clean))
+                batch = Batch(ids=trace.ids[part], inputs=moved, clean=clean, aim="away", bank=bank, own=own[part])
+                found.append(_search(self, encoder, batch, divergence, context.random.select(part)))
+        return torch.cat(found)
 
     def straight(self, encoder: Encoder, batch: Batch, divergence: Divergence) -> Tensor | None:
         """Return a change as large as ``limit`` that promises to be enough soonest, [batch, *input], or None."""

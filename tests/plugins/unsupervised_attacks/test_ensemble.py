@@ -8,8 +8,8 @@ from rt_core.divergences import cosine, l2
 from rt_core.registry import attack
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import Ball, aims_of
-from rt_unsupervised_attacks import ensemble as module
-from rt_unsupervised_attacks.ensemble import ensemble
+from rt_unsupervised_attacks import ensemble
+from rt_unsupervised_attacks import suites as module
 from rt_unsupervised_attacks.gradient import UBIM, UFGSM, UMIPGD, UPGD
 
 

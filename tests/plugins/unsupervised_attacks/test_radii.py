@@ -8,7 +8,7 @@ import torch
 from rt_core import Bank, Encoder, attack, perturb, represent
 from rt_core.divergences import l2
 from rt_core.randomness import SampleRandom
-from rt_core.testing import linear_encoder, parametrize_metric_checks, read_example, tiny_encoder, tiny_inputs
+from rt_core.testing import linear_encoder, parametrize_metric_checks, tiny_encoder, tiny_inputs
 from rt_core.traces import Context
 from rt_unsupervised_attacks.radii import BreakawayRadius, QuantileRadius
 
@@ -16,11 +16,11 @@ BOTH = [BreakawayRadius, QuantileRadius]
 
 
 def reading(encoder, inputs, attacked, *, rows=None):
-    """A trace that holds the clean inputs, a bank of all, and a context."""
+    """A trace of clean inputs, a bank of all, and a context that gives the inputs."""
     bank = Bank(represent(encoder, inputs))
     ids = list(range(attacked) if rows is None else rows)
     trace = perturb(attack("identity"), encoder, inputs[ids], ids=ids, bank=bank)
-    return trace, bank, Context(encoder=encoder, divergence=l2, random=SampleRandom.of(0, ids))
+    return trace, bank, Context(encoder=encoder, divergence=l2, random=SampleRandom.of(0, ids), read=lambda: inputs[ids])
 
 
 def linear(dtype=torch.float32, batch=20):
@@ -112,7 +112,7 @@ def test_inputs_that_are_no_images_and_other_divergences(cls, shape):
         assert found.isfinite().any()
 
 
-def test_the_trace_is_left_alone_and_has_to_hold_inputs():
+def test_the_inputs_are_left_alone_and_have_to_be_there():
     encoder, inputs = tiny_encoder(), tiny_inputs(20)
     trace, bank, context = reading(encoder, inputs, 4)
     before = trace.inputs.clone()
@@ -121,28 +121,25 @@ def test_the_trace_is_left_alone_and_has_to_hold_inputs():
     assert torch.equal(trace.inputs, before)
     assert not found.requires_grad
     for cls in BOTH:
-        assert cls.reads_inputs
-        with pytest.raises(ValueError, match=f"{cls.__name__} attacks the inputs themselves, and the trace holds none"):
-            cls()(replace(trace, inputs=None), bank, context)
-
-
-def example_check(metric, check):
-    """Run a check with a metric that is handed the example's clean inputs."""
-    known = {str(row): one for row, one in enumerate(tiny_inputs(40))}
-    inner = type(metric).__call__
-
-    def call(self, trace, bank, context):
-        return inner(self, replace(trace, inputs=torch.stack([known[identity] for identity in trace.ids])), bank, context)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(metric), "__call__", call)
-        check(metric)
+        with pytest.raises(ValueError, match="this metric looks at the inputs, and the context has none"):
+            cls()(trace, bank, replace(context, read=None))
 
 
 @parametrize_metric_checks([BreakawayRadius(limit=0.5, steps=4, rounds=3), QuantileRadius(limit=0.5, steps=4, rounds=3, quantile=0.2)])
 def test_the_contract(metric, check):
-    assert read_example("clean").trace.aim == metric.aim
-    example_check(metric, check)
+    check(metric)
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_a_radius_is_found_in_the_run_s_batches(cls):
+    encoder, inputs = tiny_encoder(), tiny_inputs(20)
+    trace, bank, context = reading(encoder, inputs, 10)
+    metric = cls(limit=0.5, steps=4, rounds=3)
+    whole = metric(trace, bank, context)
+    seen = []
+    watched = Encoder(lambda inputs: (seen.append(len(inputs)), encoder(inputs))[1], name="watched")
+    assert torch.equal(metric(trace, bank, replace(context, encoder=watched, batch=3)), whole)
+    assert max(seen) == 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rt_unsupervised_attacks.square import USquare, _pyramid
     {
         "linf": USquare(epsilon=0.1, queries=25),
         "l2": USquare(epsilon=1.0, norm="l2", queries=25),
-        "cosine": USquare(epsilon=0.1, queries=40, divergence="cosine", area=0.3),
+        "cosine": USquare(epsilon=0.1, queries=100, divergence="cosine", area=0.3),
     }
 )
 def test_the_contract(attack, check):
