@@ -45,11 +45,11 @@ class Setting:
 
 
 def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
-    digits = rt.dataset("digits", split="test").inputs(range(500))
+    digits = rt.dataset("digits", split="test").inputs(range(500)).roll(-arguments.first, 0)
     for name in ("digits_contrastive", "digits_robust", "digits_supervised", "digits_untrained"):
         yield from (Setting(name, rt.encoder(name), digits, epsilon) for epsilon in (0.02, 0.1))
     photos = rt.dataset("photos", size=arguments.size)
-    inputs = photos.inputs(range(min(len(photos), max(300, arguments.attacked))))
+    inputs = photos.inputs(range(min(len(photos), max(300, arguments.attacked)))).roll(-arguments.first, 0)
     yield from (Setting("efficientnet_lite0", rt.encoder("efficientnet_lite0"), inputs, epsilon) for epsilon in (1 / 255, 0.05))
 
 
@@ -161,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=50, help="gradient calls for each thing that is climbed")
     parser.add_argument("--attacked", type=int, default=64, help="an even number of samples")
+    parser.add_argument("--first", type=int, default=0, help="the first sample that is attacked")
     parser.add_argument("--size", type=int, default=224, help="of the photos' crops")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--setting", default="", help="only encoders whose name holds this")

@@ -446,6 +446,8 @@ def _distinct(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows without those that repeat an earlier one, and the place of each: [distinct, dim], [rows]"""
     apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     first = (apart <= _SAME * torch.linalg.vector_norm(rows, dim=1)).float().argmax(1)
+    while (first[first] != first).any():  # what repeats a row that itself repeats one stands for that one
+        first = first[first]
     kept = first == torch.arange(len(rows), device=rows.device)
     return rows[kept], (kept.cumsum(0) - 1)[first]
 

@@ -33,11 +33,13 @@ __all__ = [
     "Subject",
     "Work",
     "attack_key",
+    "batch_of",
     "core_versions",
     "metric_frames",
     "metric_key",
     "note_frame",
     "traces_of",
+    "version_of",
     "worst_traces",
 ]
 
@@ -55,6 +57,7 @@ class Work:
     attacked: int
     attacks: Mapping[str, Attack]
     metrics: Mapping[str, Metric]
+    suites: Mapping[str, tuple[str, ...]]
     divergence: Divergence
     batch: int
     device: torch.device
@@ -72,8 +75,24 @@ class Work:
             )
         order = stream(plan.seed, "order").permutation(len(samples)).tolist() if plan.pairing == "random" else range(len(samples))
         attacked = min(plan.attacked, len(samples) // 2 * 2)
-        attacks, metrics = plan.made_attacks(), plan.made_metrics()
-        return cls(plan, samples, tuple(order)[: plan.bank], attacked, attacks, metrics, find_divergence(plan.divergence), batch, device)
+        attacks, metrics, suites = plan.made_attacks(), plan.made_metrics(), plan.suites()
+        moved_by = find_divergence(plan.divergence)
+        return cls(plan, samples, tuple(order)[: plan.bank], attacked, attacks, metrics, suites, moved_by, batch, device)
+
+    def fitted(self, attacks: Mapping[str, Attack], metrics: Mapping[str, Metric]) -> "Work":
+        """Return the same work with attacks and metrics that are fitted; what is known of the samples goes along."""
+        work = replace(self, attacks=attacks, metrics=metrics)
+        vars(work).update(
+            {name: value for name, value in vars(self).items() if name in ("labels", "labels_key", "ids", "parts", "parts_key")}
+        )
+        return work
+
+    def print_of(self, thing: Any) -> str:
+        """Return the fingerprint of an attack or a metric of this work, or of its divergence, with its plugin's version; taken once."""
+        known: dict[int, str] = vars(self).setdefault("_prints", {})
+        if id(thing) not in known:
+            known[id(thing)] = key_of([fingerprint(thing), version_of(thing)])
+        return known[id(thing)]
 
     @cached_property
     def labels(self) -> list[int] | None:
@@ -181,14 +200,14 @@ class Subject:
     strict: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
     pictures: dict[tuple[str, str], list[Picture]] = field(default_factory=dict)
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
 
-    def shared_for(self, block: Block) -> dict[Any, Any]:
-        """Return what metrics of one block share; it is forgotten when the next block comes."""
+    def shared_for(self, block: Block, part: int | None) -> dict[Any, Any]:
+        """Return what metrics of one block share, in the whole bank or in that without a part; forgotten when the next block comes."""
         if self.shared.get("block") != block.rows:
             self.shared.clear()
-            self.shared.update(block=block.rows, values={})
-        return self.shared["values"]
+            self.shared.update(block=block.rows, looked=set())
+        return self.shared.setdefault(part, {})
 
     @cached_property
     def reduced(self) -> dict[int, Bank]:
@@ -223,18 +242,19 @@ def traces_of(work: Work, subject: Subject, block: Block, name: str, attack: Att
             Trace(**known, step=0, adversarial=clean, divergence=torch.zeros(len(rows), dtype=torch.float64))
         ]
     key = attack_key(work, subject.fingerprint, block, attack, aim)
-    found = subject.store.load(key)
-    if found is None or found["bank"] not in (0, len(subject.bank)):
+    found, known_by = subject.store.load(key), np.array([len(subject.bank), subject.bank.quantile_rows])
+    if found is None or (found["bank"].any() and (found["bank"] != known_by).any()):
         inputs = block.inputs_for(subject.encoder)
         whole = Batch(**known, inputs=inputs, target_inputs=inputs[partner] if aim == "target" else None, bank=subject.bank, own=rows)
         random, reads = SampleRandom.of(work.plan.seed, block.ids), subject.bank.reads
         try:
-            trace = attack_batch(subject.encoder, attack, whole, work.divergence, random, _batch_of(work, attack), label=name)
+            size = batch_of(work, attack)
+            trace = attack_batch(subject.encoder, attack, whole, work.divergence, random, size, label=name, represented=work.batch)
         except Exception as error:
             subject.failed(error, block, attack=name, aim=aim)
             return key, []
         # An attack that looked at the bank may do another thing in another bank.
-        found = _arrays(trace) | _kept(block, trace) | {"bank": np.array(len(subject.bank) if subject.bank.reads > reads else 0)}
+        found = _arrays(trace) | _kept(block, trace) | {"bank": known_by if subject.bank.reads > reads else np.zeros(2, int)}
         subject.store.save(key, found)
     traces = _from_arrays(found, {**known, "partner": partner if aim == "target" else None}, work.divergence)
     _show(subject, block, name, found, traces[-1])
@@ -246,7 +266,7 @@ def worst_traces(work: Work, keyed: Mapping[str, tuple[str, Trace]]) -> Iterator
 
     A measure of a pair is then taken once, of the worst that was found for either side. keyed: {member: (key, trace)} under aim target
     """
-    for suite, members in work.plan.suites().items():
+    for suite, members in work.suites.items():
         found = {member: keyed[member] for member in members if member in keyed}
         if not found:
             continue
@@ -275,7 +295,7 @@ def metric_frames(
         known_labels=labels,
         read=lambda: block.inputs_for(subject.encoder),
         batch=work.batch,
-        shared=subject.shared_for(block),
+        shared=subject.shared_for(block, None),
     )
     for label, metric in work.metrics.items():
         if metric.aim != traces[0].aim or (pairs_alone and metric.per != "pair"):
@@ -284,7 +304,7 @@ def metric_frames(
         found = subject.store.load(named)
         if found is None:
             try:
-                found = _rows_of(metric, label, traces, subject, context)
+                found = _rows_of(metric, label, traces, subject, block, context)
             except Exception as error:
                 subject.failed(error, block, attack=name, aim=traces[0].aim, metric=label)
                 continue
@@ -305,13 +325,13 @@ def attack_key(work: Work, encoder: str, block: Block, attack: Attack | None, ai
 
     But for the bank, of which the block itself says whether the attack looked at it.
     """
-    made_by = [fingerprint(attack), _version_of(attack), aim, fingerprint(work.divergence), work.plan.seed, work.batch]
+    made_by = [work.print_of(attack), aim, work.print_of(work.divergence), work.plan.seed, work.batch]
     return key_of(["attack", encoder, *made_by, block.ids, str(work.device), core_versions()])
 
 
 def metric_key(work: Work, key: str, metric: Metric) -> str:
     """Return the key of a metric's block on the attack's block of that key."""
-    read_by = [fingerprint(metric), _version_of(metric), fingerprint(work.divergence), len(work.order), work.plan.quantile_bank]
+    read_by = [work.print_of(metric), work.print_of(work.divergence), len(work.order), work.plan.quantile_bank]
     return key_of(["metric", key, *read_by, work.labels_key, work.parts_key])
 
 
@@ -337,26 +357,31 @@ def core_versions() -> list[str]:
     return [version("torch"), np.__version__, version("rt-core")]
 
 
-def _batch_of(work: Work, attack: Attack) -> int:
+def batch_of(work: Work, attack: Attack) -> int:
     """Return how many samples an attack sees at a time: a whole block where its loss couples them, so that the plan alone says which."""
     return BLOCK if getattr(attack, "joint", False) else work.batch
 
 
-def _rows_of(metric: Metric, label: str, traces: Sequence[Trace], subject: Subject, context: Context) -> dict[str, np.ndarray]:
+def _rows_of(
+    metric: Metric, label: str, traces: Sequence[Trace], subject: Subject, block: Block, context: Context
+) -> dict[str, np.ndarray]:
     """Return what a metric says of each trace, and, if it looked at a small bank, what it says with each part of the bank left out.
 
     Not of one that runs the encoder, which would cost its passes again for every part.
     """
     reads, passes = subject.bank.reads, passes_of(subject.encoder)
     found = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, subject.bank, context)}
-    looked, ran = subject.bank.reads > reads, passes_of(subject.encoder) != passes
-    if not looked or ran or subject.strict or len(subject.bank.parts.unique()) == 1:
+    looked: set[str] = subject.shared["looked"]  # one that looked and shares what it saw need not look again
+    if subject.bank.reads > reads:
+        looked.add(label)
+    if label not in looked or passes_of(subject.encoder) != passes or subject.strict or len(subject.bank.parts.unique()) == 1:
         return found
     values = [name for name in found if name.startswith("value/")]
     for part, bank in subject.reduced.items():
         try:
-            again = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, bank, context)}
-        except ValueError:  # what the whole bank can just do (40 neighbors, say) a smaller one cannot: then its error is not known
+            smaller = replace(context, shared=subject.shared_for(block, part))
+            again = {name: rows for trace in traces for name, rows in _measured(metric, label, trace, bank, smaller)}
+        except Exception:  # what the whole bank can just do (40 neighbors, say) a smaller one cannot: then its error is not known
             again = {name: np.full(len(found[name]), np.inf) for name in values}
         found |= {f"without_{part}/{name}": again[name] for name in values}
     return found
@@ -427,7 +452,7 @@ def _from_arrays(arrays: Mapping[str, np.ndarray], known: Mapping[str, Any], div
     return [*earlier, final]
 
 
-def _version_of(thing: Any) -> str | None:
+def version_of(thing: Any) -> str | None:
     """Return the version of the plugin that an attack or metric comes from, so that a new version makes its blocks again."""
     package = type(thing).__module__.split(".")[0]
     for item in installed().items:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from rt_core.divergences import Divergence, describe_divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder
 from rt_core.errors import PlanError
+from rt_core.fingerprints import fingerprint
 from rt_core.registry import Use, installed, use
-from rt_core.traces import AIMS, Attack, Metric, Suite, aims_of, check_metric
+from rt_core.traces import AIMS, Attack, FrozenTensor, Metric, Suite, aims_of, check_metric
 
 __all__ = ["Evaluation", "describe"]
 
@@ -101,10 +102,11 @@ class Evaluation:
         wanted = {metric.aim for metric in metrics.values()}
         if not wanted & set(AIMS):
             return
-        for label, attack in self.made_attacks().items():
-            if not wanted & set(aims_of(attack)):
+        for label, members in self._families().items():  # of a suite, one with something to do is enough
+            aims = list(dict.fromkeys(aim for attack in members.values() for aim in aims_of(attack)))
+            if not wanted & set(aims):
                 raise PlanError(
-                    f"attack {label!r} supports aim {', '.join(aims_of(attack))}, and the metrics need {', '.join(sorted(wanted & set(AIMS)))}: "
+                    f"attack {label!r} supports aim {', '.join(aims)}, and the metrics need {', '.join(sorted(wanted & set(AIMS)))}: "
                     "it would have nothing to do"
                 )
         if not self.attacks:
@@ -125,7 +127,12 @@ class Evaluation:
         for label, attack in self.attacks.items():
             found = attack.make("attack") if isinstance(attack, Use) else attack
             suite = isinstance(found, Suite)
-            families[label] = {f"{label}/{name}": member for name, member in found.members.items()} if suite else {label: found}
+            members = {f"{label}/{name}": member for name, member in found.members.items()} if suite else {label: found}
+            if twice := {*members} & {known for family in families.values() for known in family}:
+                raise PlanError(
+                    f"two attacks are called {sorted(twice)[0]!r}, one of them in a suite; give the suite or the attack another label"
+                )
+            families[label] = members
         return families
 
     def made_metrics(self) -> dict[str, Metric]:
@@ -232,6 +239,8 @@ def describe(value: Any) -> Any:
         return {"encoder": value.name, "network": f"{network.__module__}.{network.__qualname__}", "fingerprint": value.fingerprint}
     if isinstance(value, Tensor):
         return {"tensor": list(value.shape)}
+    if isinstance(value, FrozenTensor):
+        return {"tensor": list(value.shape), "fingerprint": fingerprint(value)}
     if is_dataclass(value) and not isinstance(value, type):
         shown = {field.name: describe(getattr(value, field.name)) for field in fields(value) if field.repr}
         return {"class": f"{type(value).__module__}.{type(value).__qualname__}", **shown}

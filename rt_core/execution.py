@@ -31,9 +31,9 @@ from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progres
 from rt_core.registry import Use, installed
 from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
-from rt_core.traces import AIMS, Attack, Trace, aims_of
+from rt_core.traces import AIMS, Attack, Trace, aims_of, passes_of_attack
 
-__all__ = ["clean_of", "evaluated", "find_device", "run"]
+__all__ = ["clean_of", "evaluated", "find_device", "fingerprint_of", "made_encoder", "run", "samples_of", "store_of"]
 
 _REHEARSED = 2
 _REHEARSAL_BANK = 32
@@ -87,11 +87,10 @@ def evaluated(
 ) -> Results:
     """Run a plan, encoder by encoder as ``run`` does, or all encoders together, block by block, for attacks that serve more than one."""
     began = time.monotonic()
-    samples, train = _samples(plan.dataset), None if plan.train is None else _samples(plan.train)
+    samples, train = samples_of(plan.dataset), None if plan.train is None else samples_of(plan.train)
     work = Work.of(plan, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), find_device(device))
-    dataset = "" if store is None else _fingerprint(samples)
-    kept = Store(store, {"dataset": dataset, "seed": plan.seed, "pairing": plan.pairing, "batch": work.batch})
-    fitting = Fitting(train, "" if store is None or train is None else _fingerprint(train), kept)
+    kept = store_of(work, store)
+    fitting = Fitting(train, "" if train is None else fingerprint_of(train), kept)
     frames, notes, errors = [pd.DataFrame(columns=Results.COLUMNS)], [pd.DataFrame(columns=Results.NOTE_COLUMNS)], []
     encoders: dict[str, Any] = {}
     pictures: list[Picture] = []
@@ -119,9 +118,9 @@ def evaluated(
     results = Results(
         frame=pd.concat([part for part in frames if len(part)] or frames, ignore_index=True),
         notes=pd.concat([part for part in notes if len(part)] or notes, ignore_index=True),
-        manifest=_manifest(work, encoders, errors, time.monotonic() - began, estimate)
+        manifest=_manifest(work, encoders, errors, time.monotonic() - began, estimate, fitting.key)
         | {"diagnosis": [found.described() for found in diagnoses.values()]},
-        gallery=Gallery.of(pictures, lambda row: work.inputs([row])[0].numpy()),
+        gallery=Gallery.of(pictures, lambda row: work.inputs([row])[0].detach().cpu().numpy()),
     )
     _warn_about(results)
     if store is not None:
@@ -142,7 +141,7 @@ class _Studied:
 def _opened(
     work: Work, label: str, given: Encoder | Use, store: Store, fitting: Fitting, held: contextlib.ExitStack, bar: tqdm
 ) -> _Studied:
-    encoder = held.enter_context(_made(given, label).in_use(work.device))
+    encoder = held.enter_context(made_encoder(given, label).in_use(work.device))
     before, fingerprint = passes_of(encoder), encoder.fingerprint
     subject = Subject(label, encoder, fingerprint, work.bank(clean_of(work, encoder, fingerprint, store, bar.update)), store)
     return _Studied(fitting.fitted(work, encoder, fingerprint), subject, before)
@@ -202,7 +201,18 @@ def _clean_block(work: Work, encoder: Encoder, fingerprint: str, store: Store, b
     return found["representations"]
 
 
-def _samples(given: Any) -> Samples:
+def store_of(work: Work, folder: str | Path | None) -> Store:
+    """Open the store of a run: what all of its blocks share is the dataset, the seed, the pairing and the batch.
+
+    Raises:
+        StoreError: the folder holds another run, or cannot be written.
+    """
+    dataset = "" if folder is None else fingerprint_of(work.samples)
+    return Store(folder, {"dataset": dataset, "seed": work.plan.seed, "pairing": work.plan.pairing, "batch": work.batch})
+
+
+def samples_of(given: Any) -> Samples:
+    """Return the samples of a plan's dataset or train, made if they are described."""
     return as_samples(given.make("dataset") if isinstance(given, Use) else given)
 
 
@@ -211,7 +221,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
 
     Return the seconds that the run may take.
     """
-    encoder = _made(given, label)
+    encoder = made_encoder(given, label)
     with encoder.in_use(work.device):
         work = fitting.fitted(work, encoder, encoder.fingerprint, rehearsal=True)
     pending = list(_pending(work, encoder.fingerprint, store))
@@ -276,7 +286,7 @@ def _pending(work: Work, fingerprint: str, store: Store) -> Iterator[tuple[str, 
 
 
 def _warn_of_rows_to_miss(work: Work) -> None:
-    served = {member: members for members in work.plan.suites().values() for member in members}
+    served = {member: members for members in work.suites.values() for member in members}
     for label, attack in work.attacks.items():
         if any(len(aims_of(work.attacks[other])) == len(AIMS) for other in served.get(label, ())):
             continue  # another member of its suite has those rows
@@ -310,11 +320,18 @@ def _near_duplicates(work: Work, subject: Subject) -> int:
     return int((distance[:, 0] <= _DUPLICATE * apart).sum())
 
 
-def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, Any]], seconds: float, estimate: float) -> dict[str, Any]:
+def _manifest(
+    work: Work, encoders: Mapping[str, Any], errors: list[dict[str, Any]], seconds: float, estimate: float, train: str
+) -> dict[str, Any]:
     groups = work.samples.groups
     attacked, quantile_bank = work.order[: work.attacked], min(work.plan.quantile_bank, len(work.order))
+    plan = work.plan.describe()
+    for what, made in (("attacks", work.attacks), ("metrics", work.metrics)):
+        for label in (label for label, thing in made.items() if callable(getattr(thing, "fit", None))):
+            about = plan[what][label]  # other samples to fit on make it another thing
+            plan[what][label] = {**(about if isinstance(about, dict) else {"described": about}), "train": train}
     return {
-        "plan": work.plan.describe(),
+        "plan": plan,
         "encoders": dict(encoders),
         "errors": errors,
         "dataset": {"name": work.samples.name, "samples": len(work.samples), "notes": list(work.samples.notes)},
@@ -328,8 +345,8 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
             | {"span": [_finite(edge) for edge in metric.span], "comparable": getattr(metric, "comparable", True)}
             for label, metric in work.metrics.items()
         },
-        "suites": {label: list(members) for label, members in work.plan.suites().items()},
-        "passes_a_sample": {label: list(attack.passes) for label, attack in work.attacks.items() if hasattr(attack, "passes")},
+        "suites": {label: list(members) for label, members in work.suites.items()},
+        "passes_a_sample": {label: list(told) for label, attack in work.attacks.items() if (told := passes_of_attack(attack)) is not None},
         "samples": {
             "sample": list(work.ids[: work.attacked]),
             "pair": [row // 2 for row in range(work.attacked)],
@@ -345,7 +362,7 @@ def _manifest(work: Work, encoders: Mapping[str, Any], errors: list[dict[str, An
     }
 
 
-def _fingerprint(samples: Samples) -> str:
+def fingerprint_of(samples: Samples) -> str:
     """Return what a store knows a dataset by: its name and ids, what it says of its content, and some inputs spread over it."""
     rows = sorted({round(row) for row in np.linspace(0, len(samples) - 1, _SPOTS)})
     spots = hashlib.sha256(samples.inputs(rows).cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
@@ -383,7 +400,12 @@ def _warn_about(results: Results) -> None:
         )
 
 
-def _made(given: Encoder | Use, label: str) -> Encoder:
+def made_encoder(given: Encoder | Use, label: str) -> Encoder:
+    """Return an encoder of a plan, made and named if it is described.
+
+    Raises:
+        PlanError: what was made is no encoder.
+    """
     encoder = given.make("encoder") if isinstance(given, Use) else given
     if not isinstance(encoder, Encoder):
         raise PlanError(f"encoder {label!r} came out as {type(encoder).__name__}; its factory must return an rt_core.Encoder")
@@ -409,7 +431,7 @@ def find_device(device: str) -> torch.device:
 
 
 def _say(what: str) -> None:
-    warnings.warn(what, RobustnessWarning, stacklevel=4)
+    warnings.warn(what, RobustnessWarning, stacklevel=5)
 
 
 def _finite(edge: float) -> float | None:

@@ -48,7 +48,7 @@ class Fitting:
         def of(thing: Any, *moved_by: Any) -> Any:
             if not callable(getattr(thing, "fit", None)):
                 return thing
-            about = [fingerprint(thing), encoder_fingerprint, self.key, fingerprint(moved_by), work.plan.seed, str(work.device)]
+            about = [work.print_of(thing), encoder_fingerprint, self.key, fingerprint(moved_by), work.plan.seed, str(work.device)]
             key = key_of(["fit", *about, core_versions()])
             found = self.store.load(key)
             if found is not None:
@@ -59,10 +59,9 @@ class Fitting:
                 self.store.save(key, arrays)
             return made
 
-        return replace(
-            work,
-            attacks={label: of(attack, work.divergence) for label, attack in work.attacks.items()},
-            metrics={label: of(metric) for label, metric in work.metrics.items()},
+        return work.fitted(
+            {label: of(attack, work.divergence) for label, attack in work.attacks.items()},
+            {label: of(metric) for label, metric in work.metrics.items()},
         )
 
 

@@ -98,6 +98,8 @@ class Bank:
             )
         self.parts = torch.zeros(size, dtype=torch.long) if parts is None else torch.as_tensor(parts)
         check_shape(self.parts, "rows", what="parts", rows=size)
+        if self.parts.is_floating_point() or bool((self.parts < 0).any()):
+            raise ValueError(f"parts are {self.parts.dtype} from {self.parts.min():g} on; expected whole numbers from 0 on, one a row")
         self._seed, self._whole = seed, self
         self._kept: Tensor | None = None  # rows of the whole, of which this is a part
         self._left_out: int | None = None
@@ -108,7 +110,13 @@ class Bank:
         return len(self.ids)
 
     def without(self, part: int) -> "Bank":
-        """Return the bank without the rows of one part; it shares the representations and the sorted pairs of this one."""
+        """Return the bank without the rows of one part; it shares the representations and the sorted pairs of this one.
+
+        Raises:
+            ValueError: a part is left out already.
+        """
+        if self._left_out is not None:
+            raise ValueError(f"part {self._left_out} is left out already; leave parts out of the whole bank, one at a time")
         kept = (self.parts != part).nonzero().flatten()
         reduced = copy.copy(self)
         reduced._kept, reduced._left_out, reduced.parts = kept, part, self.parts[kept]
@@ -355,7 +363,7 @@ class _SortedPairs:
     cells: Mapping[tuple[int, int], np.ndarray]
     slack: float
     exact: bool
-    settled: dict[int | None, dict[float, int]] = field(default_factory=dict)  # by the part that is left out
+    settled: dict[float, dict[tuple[int, int], int]] = field(default_factory=dict)  # by value and the two parts
 
     def cells_without(self, part: int | None) -> list[np.ndarray]:
         return [scores for parts, scores in self.cells.items() if part not in parts]
@@ -435,7 +443,11 @@ def _pair_blocks(bank: Bank, form: _Form) -> Iterator[tuple[tuple[int, int], _Pl
         yield (part, part), block, block, *form.scores(block, block)
         for part_later, rows_later in spans[index + 1 :]:
             later = form.place(bank._read(rows_later))
-            yield (part, part_later), block, later, *form.scores(block, later)
+            scores, slack = form.scores(block, later)
+            if form.center is None and part_later != part:  # which may be no distance: the lower row comes first
+                which, lower = (rows_later[:, None] < rows).nonzero(as_tuple=True)
+                scores[which, lower] = form.decide(later, block, which, lower)
+            yield (part, part_later), block, later, scores, slack
 
 
 def _below_diagonal(scores: Tensor) -> Tensor:
@@ -464,12 +476,16 @@ def _sample_pairs(bank: Bank, form: _Form) -> _SortedPairs:
     random, size = stream(bank._seed, "pairs"), bank.quantile_rows
     first, second = random.integers(size, size=_SAMPLED_PAIRS), random.integers(size - 1, size=_SAMPLED_PAIRS)
     second += second >= first
+    first, second = np.minimum(first, second), np.maximum(first, second)
     parts = np.sort(bank.parts.numpy()[np.stack([first, second])], axis=0)
     order = np.lexsort((first, parts[1], parts[0]))  # by parts, then as the rows lie on the disk
     rows, others, parts = torch.from_numpy(first[order]), torch.from_numpy(second[order]), parts[:, order]
     values = np.concatenate(
         [
-            form.decide(form.place(bank._read(some)), form.place(bank._read(more)), each := torch.arange(len(some)), each).numpy()
+            _defined(
+                form.function,
+                _direct(form.function, bank._read(some).double(), bank._read(more).double(), each := torch.arange(len(some)), each),
+            ).numpy()
             for some, more in zip(rows.split(4 * _BLOCK), others.split(4 * _BLOCK), strict=True)
         ]
     )
@@ -489,34 +505,37 @@ def _count_pairs(bank: Bank, form: _Form, pairs: _SortedPairs, values: np.ndarra
         low += np.searchsorted(scores, goal - pairs.slack, "left")
         counts += np.searchsorted(scores, goal + pairs.slack, "right")
     unsure = (low < counts) & (not pairs.exact)
-    settled = pairs.settled.setdefault(bank._left_out, {})
-    missing = [value for value in values[unsure].tolist() if value not in settled]
-    if missing:
-        settled.update(zip(missing, _settle(bank, form, pairs.slack, torch.tensor(missing, dtype=torch.float64)), strict=True))
-    counts[unsure] = [settled[value] for value in values[unsure].tolist()]
+    missing = [value for value in values[unsure].tolist() if value not in pairs.settled]
+    if missing:  # for the whole bank at once, so that each part that is left out finds them
+        by_cell = _settle(bank._whole, form, pairs.slack, torch.tensor(missing, dtype=torch.float64))
+        pairs.settled.update({value: {cell: found[place] for cell, found in by_cell.items()} for place, value in enumerate(missing)})
+    counts[unsure] = [
+        sum(count for cell, count in pairs.settled[value].items() if bank._left_out not in cell) for value in values[unsure].tolist()
+    ]
     return counts
 
 
-def _settle(bank: Bank, form: _Form, slack: float, values: Tensor) -> list[int]:
+def _settle(bank: Bank, form: _Form, slack: float, values: Tensor) -> dict[tuple[int, int], list[int]]:
     """Count again in one more pass for all values, deciding directly where scores cannot.
 
     Sure pairs are counted anew too, for a matrix product need not give the same bits twice.
 
-    values: [batch], ascending, distinct -> pairs with d <= value: [batch]
+    values: [batch], ascending, distinct -> pairs with d <= value: [batch] for each two parts
     """
     goal = form.goal(values)
     low, high = torch.cat([goal - slack, goal.new_tensor([torch.nan])]), goal + slack
-    counts = torch.zeros(len(values), dtype=torch.long)
-    for _, block, later, scores, _ in _pair_blocks(bank, form):
+    counts: dict[tuple[int, int], Tensor] = {}
+    for parts, block, later, scores, _ in _pair_blocks(bank, form):
         if later is block:
             scores.masked_fill_(~_below_diagonal(scores), torch.inf)
         # the first value that a pair may count for: it does so for all later ones too, unless that is unsure
         above = torch.bucketize(scores, high, out_int32=True)
         unsure = scores >= low[above]
-        counts += torch.bincount(above[~unsure], minlength=len(low))[:-1].cumsum(0)
+        found = torch.bincount(above[~unsure], minlength=len(low))[:-1].cumsum(0)
         which, rows = unsure.nonzero(as_tuple=True)
-        counts += torch.searchsorted(form.decide(block, later, rows, which).sort().values, values, right=True)
-    return counts.tolist()
+        found += torch.searchsorted(form.decide(block, later, rows, which).sort().values, values, right=True)
+        counts[parts] = counts.get(parts, 0) + found
+    return {parts: found.tolist() for parts, found in counts.items()}
 
 
 def _measure(bank: Bank) -> list[tuple[Divergence, Tensor]]:

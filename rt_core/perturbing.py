@@ -18,7 +18,7 @@ from rt_core.errors import AttackViolation, EncoderError, ShapeError
 from rt_core.neighbors import Bank
 from rt_core.randomness import SampleRandom
 from rt_core.shapes import check_shape
-from rt_core.traces import Attack, Attempt, Batch, Suite, Trace, aims_of, ball_of
+from rt_core.traces import Attack, Attempt, Batch, Suite, Trace, aims_of, ball_of, steps_of
 
 __all__ = [
     "BLOCK",
@@ -138,15 +138,16 @@ def attack_batch(
     size: int,
     *,
     label: str,
+    represented: int | None = None,
     tick: Callable[[int], Any] = lambda samples: None,
 ) -> Trace:
-    """Attack a batch part by part, check and measure what comes back."""
+    """Attack a batch part by part, check and measure what comes back; ``represented``: how many at a time, as many as are attacked unless given."""
     before, parts = passes_of(encoder), []
     for rows in _chunks(range(len(whole.ids)), size):
         chosen = slice(rows[0], rows[-1] + 1)
         part = _part(whole, chosen, encoder.where() or whole.inputs.device)
         attempt = _attempt(encoder, attack, part, divergence, random.select(chosen), label)
-        parts.append(_trace(encoder, attack, part, attempt, divergence, home=whole.inputs.device))
+        parts.append(_trace(encoder, attack, part, attempt, divergence, home=whole.inputs.device, size=represented or len(rows)))
         tick(len(rows))
     passes = passes_of(encoder)
     return _joined(parts, forwards=passes.forwards - before.forwards, backwards=passes.backwards - before.backwards)
@@ -278,9 +279,11 @@ def _checked(encoder: Encoder, attack: Attack, part: Batch, inputs: Any, label: 
     return inputs
 
 
-def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device) -> Trace:
+def _trace(
+    encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, divergence: Divergence, *, home: torch.device, size: int
+) -> Trace:
     """Represent what an attack returned and put it on the CPU; the inputs themselves at ``home``."""
-    adversarial, clean = represent_rows(encoder, attempt.inputs, len(part.ids)), part.clean.cpu()
+    adversarial, clean = represent_rows(encoder, attempt.inputs, size), part.clean.cpu()
     measured = measure(divergence, part.anchor, adversarial)
     notes = {name: note.detach().cpu() for name, note in attempt.notes.items()}
     radius = getattr(ball_of(attack), "extent", None)
@@ -289,7 +292,7 @@ def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, dive
     return Trace(
         ids=part.ids,
         aim=part.aim,
-        step=getattr(attack, "steps", 0),
+        step=steps_of(attack),
         clean=clean,
         adversarial=adversarial,
         divergence=measured,
@@ -299,7 +302,7 @@ def _trace(encoder: Encoder, attack: Attack, part: Batch, attempt: Attempt, dive
         stuck=notes["zero_gradient"] == 1 if "zero_gradient" in notes else (adversarial == clean).all(1) & (radius != 0) & ~reached,
         inputs=attempt.inputs.to(home),
         marks={step: inputs.to(home) for step, inputs in attempt.marks.items()},
-        marked={step: represent_rows(encoder, inputs, len(part.ids)) for step, inputs in attempt.marks.items()},
+        marked={step: represent_rows(encoder, inputs, size) for step, inputs in attempt.marks.items()},
     )
 
 

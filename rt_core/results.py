@@ -129,7 +129,7 @@ class Results:
             if (shifts := self._resampled(part[defined], reading, "_first", "_second")) is not None:
                 errors = statistics.jackknife_errors(found.difference, *shifts, statistic="mean" if finite else "median")
                 low, high = statistics.widened(low, found.difference, high, errors, shifts[0].shape[1], level=level)
-                p = max(p, _student(found.difference, max(errors), shifts[0].shape[1])) if finite else p
+                p = max(p, _student(found.difference, errors, shifts[0].shape[1])) if finite else p
             rows.append([*key, center(left), center(right), found.difference, low, high, p, found.n, favoured])
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
@@ -159,7 +159,8 @@ class Results:
 
         A reading and no attack: no single input is the worst for two measures, so these rows are not the numbers of one attack (not the
         paper's Eq. 1). Measures of pairs are taken once, of the traces nearest their targets (`rt_core.run` does that, since it needs the
-        representations). Of marks, each member's last counts; of equal members, the first. The notes ``winner/<measure>/<member>`` say who it was.
+        representations). Of marks, each member's last counts; of equal members, the first. A certificate that was not given is the worst. The
+        notes ``winner/<measure>/<member>`` say who it was; for measures of pairs ``winner/<member>`` is 1 or 0 for each sample.
 
         Returns:
             Results whose attack is ``<suite> (worst case)``, at step 0.
@@ -178,8 +179,12 @@ class Results:
         paired = pd.MultiIndex.from_frame(own[keys]).isin(pd.MultiIndex.from_frame(joint[keys]))
         own = own[~paired].assign(place=lambda frame: frame["attack"].map(members))
         own = own.assign(order=own.groupby(keys, sort=False).ngroup())
-        up = own["metric"].map({metric: self._reading(metric).better == "lower" for metric in own["metric"].unique()})
-        own = own.assign(harm=own["value"].where(up.astype(bool), -own["value"]))
+        harm = np.full(len(own), math.nan)
+        for metric in own["metric"].unique():
+            reading, chosen = self._reading(metric), (own["metric"] == metric).to_numpy()
+            values = reading.filled(own["value"].to_numpy()[chosen], own["note"].to_numpy()[chosen])
+            harm[chosen] = values if reading.better == "lower" else -values
+        own = own.assign(harm=harm)
         worst = own.sort_values(["harm", "place"], ascending=[False, True], kind="stable", na_position="last").drop_duplicates(keys)
         worst = worst.sort_values("order")
         named = pd.DataFrame(
@@ -330,9 +335,14 @@ class Results:
         return [what for what in ("samples", "seed", "bank", "quantile_bank", "divergence") if one[what] != two[what]]
 
     def _clashes(self, other: "Results") -> dict[str, set[str]]:
-        """Return the labels that mean one thing here and another there."""
+        """Return the labels that mean one thing here and another there; a suite's worst case does so with any of its members."""
         one, two = self._meanings(), other._meanings()
-        return {what: {label for label in one[what].keys() & two[what].keys() if one[what][label] != two[what][label]} for what in one}
+        clashes = {what: {label for label in one[what].keys() & two[what].keys() if one[what][label] != two[what][label]} for what in one}
+        for suite, members in self.manifest["suites"].items():
+            others = other.manifest["suites"].get(suite, members)
+            if others != members or clashes["attack"] & {*members}:
+                clashes["attack"].add(worst_label(suite))
+        return clashes
 
     def save(self, path: str | Path) -> None:
         """Write the results to a folder: two csv files, the gallery and the manifest.
@@ -458,13 +468,17 @@ class _Reading:
     comparable: bool
 
     @property
+    def worst(self) -> float:
+        """Return what stands for a certificate that was not given."""
+        return self.span[1] if self.better == "lower" else self.span[0]
+
+    @property
     def bounded(self) -> tuple[float, float] | None:
         return self.span if all(map(math.isfinite, self.span)) else None
 
     def filled(self, values: np.ndarray, notes: np.ndarray) -> np.ndarray:
         """Return the values with the worst one wherever a certificate was not given."""
-        worst = self.span[1] if self.better == "lower" else self.span[0]
-        return np.where((notes != "") & np.isnan(values), worst, values.astype(np.float64))
+        return np.where((notes != "") & np.isnan(values), self.worst, values.astype(np.float64))
 
 
 def worst_label(suite: str) -> str:
@@ -477,10 +491,13 @@ def _left_out(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name.startswith("without_")]
 
 
-def _student(difference: float, error: float, parts: int) -> float:
-    """Return the two-sided p of a difference with a jackknife's error."""
+def _student(difference: float, errors: tuple[float, float], parts: int) -> float:
+    """Return the two-sided p of a difference with the larger of a jackknife's errors; where one is not known, nothing is told."""
     from scipy.stats import t
 
+    error = max(errors)
+    if any(map(math.isnan, errors)):
+        return 1.0
     return 2 * float(t.sf(abs(difference) / error, parts - 1)) if error > 0 else 0.0
 
 
@@ -504,7 +521,7 @@ def _number(value: float) -> str:
 
 
 def _say(what: str) -> None:
-    warnings.warn(what, RobustnessWarning, stacklevel=4)
+    warnings.warn(what, RobustnessWarning, stacklevel=5)
 
 
 def _compressed(frame: pd.DataFrame) -> bytes:

@@ -35,7 +35,9 @@ __all__ = [
     "check_radius",
     "check_whole",
     "lengths",
+    "passes_of_attack",
     "per_sample",
+    "steps_of",
 ]
 
 AIMS = ("away", "target")
@@ -327,7 +329,9 @@ class Attack(Protocol):
     """Adversarial inputs for a batch: a frozen dataclass whose fields are its configuration.
 
     Some attributes may be there, read once at the seam: ``ball`` (a ``Ball``; without it only the bounds are checked), ``aims`` (without
-    it both), ``joint`` (True where the loss couples the rows of a batch: a run then gives it whole blocks of 64, whatever its batch) and
+    it both), ``joint`` (True where the loss couples the rows of a batch: a run then gives it whole blocks of 64, whatever its batch),
+    ``steps`` (how many, what its rows are labelled by), ``passes`` (forward and backward ones a sample, two whole numbers, for what it costs),
+    ``climbs`` (``"divergence"`` unless it climbs something else, which its diagnosis has to know) and
     ``fit(encoder, train, divergence, *, random)``, which a run calls once for each encoder with the plan's ``train``.
     """
 
@@ -369,6 +373,18 @@ def aims_of(attack: Attack) -> tuple[str, ...]:
 def ball_of(attack: Attack) -> Ball | None:
     """Return the ball that an attack promises to stay in, if it promises one."""
     return getattr(attack, "ball", None)
+
+
+def steps_of(attack: Any) -> int:
+    """Return how many steps an attack says that it takes, 0 if it does not say."""
+    return getattr(attack, "steps", 0) or 0
+
+
+def passes_of_attack(attack: Any) -> tuple[int, int] | None:
+    """Return the forward and backward passes a sample that an attack says it takes, or None."""
+    passes = getattr(attack, "passes", None)
+    told = isinstance(passes, tuple) and len(passes) == 2 and all(isinstance(one, int) for one in passes)
+    return (passes[0], passes[1]) if told and passes is not None else None
 
 
 def check_metric(metric: Any, label: str) -> None:

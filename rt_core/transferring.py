@@ -8,24 +8,23 @@ from typing import Any
 
 import torch
 
-from rt_core.blocks import Work
-from rt_core.datasets import as_samples
+from rt_core.blocks import Work, version_of
 from rt_core.divergences import Divergence
-from rt_core.encoders import Encoder, as_encoder
+from rt_core.encoders import Encoder
 from rt_core.errors import PlanError
 from rt_core.evaluation import Evaluation
-from rt_core.execution import clean_of, evaluated, find_device
+from rt_core.execution import clean_of, evaluated, find_device, fingerprint_of, made_encoder, samples_of, store_of
+from rt_core.fitting import Fitting
 from rt_core.neighbors import Bank
 from rt_core.perturbing import BLOCK, check_batch, moved_to, represent_rows
 from rt_core.randomness import SampleRandom
-from rt_core.registry import Use
 from rt_core.results import Results
-from rt_core.store import Store, kept_batch
-from rt_core.traces import Attack, Attempt, Ball, Batch, Suite, aims_of, ball_of
+from rt_core.store import kept_batch
+from rt_core.traces import Attack, Attempt, Ball, Batch, Suite, aims_of, ball_of, steps_of
 
 __all__ = ["transfer"]
 
-_REMEMBERED = 4 * BLOCK  # samples: two aims of a block, and some to spare
+_REMEMBERED = 2 * BLOCK  # samples: two aims of a block
 
 
 def transfer(
@@ -58,18 +57,21 @@ def transfer(
     """
     if not attacks:
         raise PlanError("no attack is given; a transfer needs one, such as {'u-pgd': UPGD(epsilon=0.05)}")
-    samples = as_samples(dataset.make("dataset") if isinstance(dataset, Use) else dataset)
+    samples = samples_of(dataset)
     named = Evaluation(sources, samples, attacks, metrics, **options)  # for its checks and its labels
     if named.suites():
         raise PlanError(f"{', '.join(map(repr, named.suites()))} is a suite; a transfer takes single attacks")
     work = Work.of(named, samples, min(check_batch(batch if batch is not None else kept_batch(store)), BLOCK), find_device(device))
+    kept, train = store_of(work, store), None if named.train is None else samples_of(named.train)
+    fitting = Fitting(train, "" if train is None else fingerprint_of(train), kept)
     made: dict[str, dict[str, Attack]] = {label: {} for label in work.attacks}
     with contextlib.ExitStack() as held, torch.inference_mode(False):
         for source, given in named.encoders.items():
-            encoder = held.enter_context(as_encoder(given.make("encoder") if isinstance(given, Use) else given).in_use(work.device))
-            bank = work.bank(clean_of(work, encoder, encoder.fingerprint, Store(None, {})))
-            for label, attack in work.attacks.items():
-                made[label][source] = _Transferred.of(source, encoder, attack, bank)
+            encoder = held.enter_context(made_encoder(given, source).in_use(work.device))
+            print_of_it = encoder.fingerprint
+            bank = work.bank(clean_of(work, encoder, print_of_it, kept))
+            for label, attack in fitting.fitted(work, encoder, print_of_it).attacks.items():
+                made[label][source] = _Transferred.of(source, encoder, print_of_it, attack, bank)
         plan = replace(named, encoders=victims, attacks={label: Suite(members) for label, members in made.items()})
         return evaluated(plan, store=store, device=device, batch=batch, progress=progress, diagnose=False, together=True)
 
@@ -81,10 +83,11 @@ class _Transferred:
     source: str
     fingerprint: str
     attack: Attack
+    version: str | None
 
     @classmethod
-    def of(cls, source: str, encoder: Encoder, attack: Attack, bank: Bank) -> "_Transferred":
-        made = cls(source=source, fingerprint=encoder.fingerprint, attack=attack)
+    def of(cls, source: str, encoder: Encoder, fingerprint: str, attack: Attack, bank: Bank) -> "_Transferred":
+        made = cls(source=source, fingerprint=fingerprint, attack=attack, version=version_of(attack))
         # No fields: the fingerprint stands for them.
         vars(made).update(encoder=encoder, bank=bank, remembered={})
         return made
@@ -99,25 +102,36 @@ class _Transferred:
 
     @property
     def steps(self) -> int:
-        return getattr(self.attack, "steps", 0)
+        return steps_of(self.attack)
 
     @property
     def joint(self) -> bool:
         return getattr(self.attack, "joint", False)
 
     def __call__(self, encoder: Encoder, batch: Batch, divergence: Divergence, *, random: SampleRandom) -> Attempt:
-        """[batch, *input] -> same shape"""
-        remembered: dict[Any, Attempt] = vars(self)["remembered"]
+        """[batch, *input] -> same shape; inside the victim's bounds, the note ``clipped`` says how much that took
+
+        Raises:
+            ValueError: there is no bank, which a run gives.
+        """
+        if batch.bank is None:
+            raise ValueError("a transferred attack runs in a plan alone: rt_core.transfer")
+        remembered: dict[Any, tuple[Attempt, int]] = vars(self)["remembered"]
         key = batch.aim, batch.ids
         if key not in remembered:
             while sum(len(ids) for _, ids in remembered) > _REMEMBERED - len(batch.ids):
                 del remembered[next(iter(remembered))]
             remembered[key] = self._made(batch, divergence, random)
-        return remembered[key]
+        attempt, reads = remembered[key]
+        batch.bank.reads += reads  # who looks at the source's bank does another thing in another bank
+        inputs = encoder.clip(attempt.inputs)
+        marks = {step: encoder.clip(moved) for step, moved in attempt.marks.items()}
+        clipped = (inputs != attempt.inputs).flatten(1).float().mean(1)
+        return Attempt(inputs=inputs, marks=marks, notes={**attempt.notes, "clipped": clipped})
 
-    def _made(self, batch: Batch, divergence: Divergence, random: SampleRandom) -> Attempt:
+    def _made(self, batch: Batch, divergence: Divergence, random: SampleRandom) -> tuple[Attempt, int]:
+        """Return what the attack makes against its source, and how often it looked at the source's bank."""
         source, bank = vars(self)["encoder"], vars(self)["bank"]
-        assert batch.bank is not None, "a run gives the victim's bank"
         reads, size, device = bank.reads, len(batch.ids), source.where() or batch.inputs.device
         inputs = moved_to(device, batch.inputs)
         clean = represent_rows(source, inputs, size).to(device)
@@ -126,6 +140,6 @@ class _Transferred:
         seen = replace(batch, inputs=inputs, clean=clean, target_inputs=toward, targets=targets, bank=bank)
         found = self.attack(source, seen, divergence, random=random)
         attempt = found if isinstance(found, Attempt) else Attempt(inputs=found)
-        batch.bank.reads += bank.reads - reads  # who looks at the source's bank does another thing in another bank
         marks = {step: moved.to(batch.inputs) for step, moved in attempt.marks.items()}
-        return Attempt(inputs=attempt.inputs.to(batch.inputs), marks=marks, notes=attempt.notes)  # its history is of the source
+        kept = Attempt(inputs=attempt.inputs.detach().to(batch.inputs), marks=marks, notes=attempt.notes)  # its history is of the source
+        return kept, bank.reads - reads

@@ -39,7 +39,9 @@ def crop_and_flip(inputs: Tensor, random: SampleRandom, purpose: str, *, scale: 
     columns = _places(inputs, 3) * torch.where(mirrored < 0.5, -width, width)[:, None] + ((2 * left - 1) * (1 - width))[:, None]
     rows = _places(inputs, 2) * height[:, None] + ((2 * top - 1) * (1 - height))[:, None]
     grid = torch.stack([columns[:, None, :].expand(-1, rows.shape[1], -1), rows[:, :, None].expand(-1, -1, columns.shape[1])], dim=3)
-    return grid_sample(inputs, grid, padding_mode="border", align_corners=False)
+    # Clamped to the outermost centers, which is what padding by the border does, and what every device has.
+    edges = torch.tensor([1 - 1 / size for size in inputs.shape[:1:-1]], dtype=inputs.dtype, device=inputs.device)
+    return grid_sample(inputs, grid.clamp(-edges, edges), padding_mode="zeros", align_corners=False)
 
 
 def _places(inputs: Tensor, axis: int) -> Tensor:

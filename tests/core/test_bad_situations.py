@@ -586,7 +586,7 @@ def test_results_of_another_version_are_refused_in_words(tmp_path):
     run(plan(), store=tmp_path, progress=False)
     about = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({what: value for what, value in about.items() if what != "suites"}))
-    with pytest.raises(StoreError, match="the manifest of another version of rt lacks suites.*run the plan with store="):
+    with pytest.raises(StoreError, match=r"the manifest of another version of rt lacks suites.*run the plan with store="):
         Results.load(tmp_path)
     with pytest.warns(RobustnessWarning, match="damaged"):
         run(plan(), store=tmp_path, progress=False)

@@ -306,6 +306,7 @@ class MarginAPGD(_Climber):
     """
 
     aims: ClassVar[tuple[str, ...]] = ("away",)
+    climbs: ClassVar[str] = "margin"
 
     def follow(self, batch: Batch, divergence: Divergence) -> tuple[list[_Run], Objective]:
         around = margin_near(_bank_of(batch, self), batch, divergence)
@@ -317,8 +318,9 @@ class NearestAPGD(_Climber):
     """Go past the border to each of the ``k`` nearest others in turn, and keep the result with the largest margin: ``MarginAPGD``'s targeted form.
 
     Toward other r it climbs d(own clean, x̂)² − d(r, x̂)²: positive exactly where r is nearer than the sample itself, and for l2 free of
-    plateaus, on which the plain difference has no gradient. Each other has the whole budget: ``k`` · ``steps`` forward and backward passes.
-    Needs a bank; the note ``neighbor`` says which other won, 0 the nearest. Steps and options as for ``UAPGD``.
+    plateaus, on which the plain difference has no gradient. Each other (all, if there are fewer than ``k``) has the whole budget:
+    ``k`` · ``steps`` forward and backward passes. Needs a bank; the note ``neighbor`` says which other won, 0 the nearest. Steps and options as
+    for ``UAPGD``.
 
     Raises:
         ValueError: a parameter out of its range, or no bank.
@@ -326,6 +328,7 @@ class NearestAPGD(_Climber):
 
     k: int = 3
     aims: ClassVar[tuple[str, ...]] = ("away",)
+    climbs: ClassVar[str] = "margin"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -338,7 +341,8 @@ class NearestAPGD(_Climber):
 
     def follow(self, batch: Batch, divergence: Divergence) -> tuple[list[_Run], Objective]:
         bank = _bank_of(batch, self)
-        others, around = nearest_others(bank, batch, batch.clean, self.k, divergence), margin_near(bank, batch, divergence)
+        count = min(self.k, max(len(bank) - 1, 1))
+        others, around = nearest_others(bank, batch, batch.clean, count, divergence), margin_near(bank, batch, divergence)
         runs = [_Run(squared_margin(divergence, batch.clean, other)) for other in others.unbind(1)]
         return runs, lambda moved: around(moved)(moved)
 

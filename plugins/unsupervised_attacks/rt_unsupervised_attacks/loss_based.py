@@ -23,6 +23,7 @@ class _OnLoss:
 
     loss: Any
     joint: ClassVar[bool] = False
+    climbs: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the attack beside this class
