@@ -324,11 +324,13 @@ def widened(low: float, estimate: float, high: float, errors: tuple[float, float
     from scipy.stats import t
 
     bank, both = (math.inf if math.isnan(error) else float(t.isf(_alpha(level) / 2, parts - 1)) * error for error in errors)
+    if not bank and not both:
+        return low, high
     ends = []
     for end, way in ((low, -1), (high, 1)):
         side = 0.0 if end == estimate else abs(end - estimate)  # two infinities are equal, and their difference is none
         out = max(math.hypot(side, bank), both)
-        ends.append(end if not out or math.isinf(end) else estimate + way * out if math.isfinite(estimate) else way * math.inf)
+        ends.append(end if math.isinf(end) else estimate + way * out if math.isfinite(estimate) else way * math.inf)
     return ends[0], ends[1]
 
 

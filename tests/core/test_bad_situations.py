@@ -10,6 +10,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 import rt_core as rt
-from rt_core import Encoder, Evaluation, InvalidInputs, PlanError, Results, RobustnessWarning, StoreError, run
+from rt_core import Ball, Encoder, Evaluation, InvalidInputs, PlanError, Results, RobustnessWarning, StoreError, run
 from rt_core.baselines import UniformNoise
 from rt_core.cli import main
 from rt_core.datasets import folder, tensors
@@ -732,3 +733,63 @@ def test_an_interrupt_in_an_attack_puts_the_encoder_back(monkeypatch):
     assert all(part.training for part in network.modules())
     assert all(weight.requires_grad for weight in network.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+# What must not cost a run that is done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fussy:
+    """An attack with a step of its own kind, passes that are one number, and steps that it does not tell; it may fail on some samples."""
+
+    epsilon: float = 0.1
+    steps: Any = 10
+    step: float = 0.01
+    fails: bool = False
+
+    @property
+    def ball(self):
+        return Ball("linf", self.epsilon)
+
+    @property
+    def passes(self):
+        return 5
+
+    def __call__(self, encoder, batch, divergence, *, random):
+        if self.fails and 2 < len(batch.ids) < 50:  # the last block, and a diagnosis
+            raise RuntimeError("boom")
+        noise = random.uniform("noise", batch.inputs.shape[1:], low=-self.epsilon, high=self.epsilon)
+        return self.ball.project(batch.inputs + noise * (1 if self.step > 0 else 2), batch.inputs, encoder.bounds)
+
+
+@pytest.mark.parametrize("attack", [Fussy(), Fussy(steps=None), Fussy(fails=True), Fussy(steps=200)], ids=repr)
+def test_a_diagnosis_that_fails_and_odd_attributes_do_not_cost_the_run(attack):
+    made = plan(attacks={"fussy": attack}, dataset=tiny_inputs(300), attacked=300, bank=300)
+    results = run(made, progress=False)
+    plain = run(made, progress=False, diagnose=False)
+    assert results.frame.equals(plain.frame)
+    assert len(results.frame)
+    assert results.manifest["passes_a_sample"] == {}
+    assert "RuntimeError" in str(results.manifest["errors"]) or not attack.fails
+
+
+def test_a_joint_attack_is_diagnosed_in_whole_blocks_whatever_the_batch():
+    made = plan(
+        attacks={"joint": rt.attack("batch_l_pgd", loss="info_nce", epsilon=0.1, steps=3)}, dataset=tiny_inputs(40), attacked=40, bank=40
+    )
+    whole, single = (run(made, progress=False, batch=batch) for batch in (64, 1))
+    assert whole.frame.equals(single.frame)
+
+
+def test_inputs_that_carry_a_graph_are_no_trouble():
+    dataset = [one.requires_grad_() for one in tiny_inputs(20)]
+
+    class Graph(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, row):
+            return dataset[row]
+
+    results = run(plan(dataset=Graph(), attacked=20, bank=20), progress=False)
+    assert len(results.gallery) > 0

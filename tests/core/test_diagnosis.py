@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from rt_core import Encoder, Evaluation, RobustnessWarning, diagnosis, run
+from rt_core import Encoder, Evaluation, RobustnessWarning, attack, diagnosis, run
 from rt_core.diagnosis import FEWEST, LIMITS, SAMPLES, SHARE
 from rt_core.perturbing import passes_of
 from rt_core.testing import tiny_encoder, tiny_inputs
@@ -144,3 +144,23 @@ def test_the_words_of_every_sign_can_be_said():
         (warning,) = found.warnings()
         assert warning.startswith("attack 'a' on encoder 'e': ")
         assert "{" not in warning
+
+
+def test_a_mask_and_another_objective_are_no_signs_against_the_numbers():
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:, :2] = True
+    _, found, _ = diagnosed({"sound": tiny_encoder()}, attack=UPGD(epsilon=0.1, steps=10, mask=mask))
+    assert found["sound"]["warnings"] == []
+    assert "large_epsilon" not in found["sound"]["values"]
+    for name, options in (("margin_apgd", {}), ("u_apgd", {"divergence": "cosine"}), ("l_pgd", {"loss": "kl_vat"})):
+        assert diagnosed({"sound": tiny_encoder()}, attack=attack(name, epsilon=0.1, steps=10, **options))[1] == {}
+
+
+def test_two_copies_of_one_network_do_not_accuse_each_other():
+    near = tiny_encoder()
+    with torch.no_grad():
+        for weight in near.module.parameters():
+            weight.mul_(1.001)
+    _, found, _ = diagnosed({"one": tiny_encoder(), "other": near})
+    assert found["other"]["values"]["transfer"] == pytest.approx(1, abs=0.05)
+    assert found["other"]["warnings"] == []

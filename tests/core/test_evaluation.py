@@ -249,3 +249,10 @@ def test_descriptions_are_json_and_tell_settings_apart():
     assert describe(UniformNoise(epsilon=0.1)) != describe(UniformNoise(epsilon=0.2))
     assert describe(UniformNoise(epsilon=0.1)) == {"class": "rt_core.baselines.UniformNoise", "epsilon": 0.1}
     assert describe(tiny_encoder(seed=1)) != describe(tiny_encoder(seed=2))
+
+
+def test_a_suite_needs_one_member_with_something_to_do_and_labels_of_its_own():
+    pairs = plan(attacks={"suite": use("ensemble", epsilon=0.1)}, metrics=["overlap_risk"])
+    assert "suite/apgd" in pairs.made_attacks()
+    with pytest.raises(PlanError, match="two attacks are called 's/a', one of them in a suite; give the suite or the attack another label"):
+        plan(attacks={"s/a": use("identity"), "s": Suite({"a": UniformNoise()})})

@@ -39,6 +39,7 @@ from rt_core import (
 from rt_core.baselines import Identity, UniformNoise
 from rt_core.datasets import tensors
 from rt_core.perturbing import BLOCK
+from rt_core.registry import Use
 from rt_core.testing import linear_encoder, tiny_encoder, tiny_inputs
 from rt_core.traces import Rows
 from rt_label_free_metrics import BreakawayRisk, Divergence, OverlapRisk, breakaway_risk, universal_quantile
@@ -756,6 +757,74 @@ def test_a_larger_bank_repeats_only_what_looked_at_the_bank(tmp_path):
     frames_equal(small.frame, once(40, tmp_path).frame)  # and back again
     kept = {path.name for path in (tmp_path / "blocks").iterdir()}
     assert kept > first
+
+
+def test_an_attack_that_asks_for_quantiles_is_made_again_for_others(tmp_path):
+    def threshold(encoder, batch, divergence, random):
+        return encoder.clip(batch.inputs + 0.1 * batch.bank.quantile_value(0.5))
+
+    def once(rows, store=None):
+        made = plan(attacks={"far": Doing(do=threshold, label="far")}, dataset=tiny_inputs(60), attacked=20, bank=60, quantile_bank=rows)
+        return run(made, store=store, progress=False).frame
+
+    once(4, tmp_path)
+    frames_equal(once(60, tmp_path), once(60))
+
+
+def test_what_a_metric_shares_belongs_to_its_bank():
+    @dataclass(frozen=True)
+    class Sharing(Counting):
+        def __call__(self, trace, bank, context):
+            known = context.shared.setdefault("nearest", None)
+            if known is None:
+                known = context.shared["nearest"] = bank.nearest(trace.clean, 1, bank.rows(trace.ids))[0][:, 0]
+            return known
+
+    metrics = {
+        "shared": Sharing(make=None),
+        "plain": Counting(make=lambda trace, bank, context: bank.nearest(trace.clean, 1, bank.rows(trace.ids))[0][:, 0]),
+    }
+    wide = run(plan(dataset=tiny_inputs(40), metrics=metrics, attacked=40, bank=40), progress=False)._rows
+    shared, alone = (wide[wide["metric"] == name].drop(columns="metric").reset_index(drop=True) for name in ("shared", "plain"))
+    pd.testing.assert_frame_equal(shared, alone)
+    assert (shared["without_0"] != shared["value"]).any()
+
+
+def test_a_described_attack_is_made_as_often_as_a_run_needs_and_not_for_each_block(monkeypatch):
+    made = []
+    inner = Use.make
+    monkeypatch.setattr(Use, "make", lambda self, kind: made.append(kind) or inner(self, kind))
+
+    def makes(size):
+        made.clear()
+        run(plan(dataset=tiny_inputs(size), attacks={"noise": use("uniform_noise")}, attacked=size, bank=size), progress=False)
+        return made.count("attack")
+
+    assert makes(20) == makes(200)
+
+
+def test_an_attack_of_whole_blocks_that_does_nothing_moves_nothing():
+    @dataclass(frozen=True, kw_only=True)
+    class Still:
+        joint: ClassVar[bool] = True
+
+        def __call__(self, encoder, batch, divergence, *, random):
+            return batch.inputs.clone()
+
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.Tanh(), nn.Linear(64, 16))  # whose last bits depend on the batch
+    results = run(
+        plan(
+            encoders=[Encoder(linear, name="linear")],
+            dataset=tiny_inputs(70),
+            attacks={"still": Still()},
+            metrics=["divergence"],
+            attacked=70,
+            bank=70,
+        ),
+        batch=7,
+        progress=False,
+    )
+    assert (results.frame["value"] == 0).all()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-from rt_core import Ball, Evaluation, PlanError, represent, run, use
+from rt_core import Ball, Evaluation, PlanError, Results, RobustnessWarning, represent, run, use
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
-from rt_unsupervised_attacks import UniversalPerturbation
+from rt_unsupervised_attacks import UPGD, UniversalPerturbation
 
 TRAIN = tiny_inputs(50, purpose="train")
 CALLS = []
@@ -138,3 +138,42 @@ def test_a_universal_perturbation_is_fitted_and_measured_on_unseen_samples():
     assert (results.frame["value"] > 0).all()
     noise = run(plan(attacks={"noise": use("uniform_noise", epsilon=0.1)}, metrics=["divergence"]), progress=False)
     assert results.frame["value"].median() > 1.5 * noise.frame["value"].median()
+
+
+@pytest.mark.parametrize("changed", ["train", "mask"])
+def test_rows_of_another_fit_or_mask_do_not_stand_in_one_table(tmp_path, changed):
+    mask = torch.ones(8, 8, dtype=torch.bool)
+
+    def once(which, metric):
+        if changed == "train":
+            made = plan(metrics=[metric], train=(TRAIN, tiny_inputs(50, purpose="other"))[which])
+        else:
+            shape = mask.clone()
+            shape[0, which] = False
+            made = plan(metrics=[metric], train=None, attacks={"shift": UPGD(epsilon=0.1, steps=1, mask=shape)})
+        return run(made, store=tmp_path, progress=False)
+
+    once(0, "divergence")
+    with pytest.warns(RobustnessWarning, match="attack 'shift' is another than in the earlier run"):
+        once(1, "cosine_similarity")
+    assert set(Results.load(tmp_path).frame["metric"]) == {"cosine_similarity"}
+
+
+def test_samples_are_read_no_more_often_because_something_is_fitted():
+    class Counted(torch.utils.data.Dataset):
+        def __init__(self):
+            self.reads = 0
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, row):
+            self.reads += 1
+            return tiny_inputs(30)[row], row % 3
+
+    def reads(**changed):
+        dataset = Counted()
+        run(plan(dataset=dataset, metrics=["universal_quantile"], **changed), progress=False)
+        return dataset.reads
+
+    assert reads() == reads(attacks={"shift": use("uniform_noise", epsilon=0.1)}, train=None)

@@ -522,3 +522,36 @@ def test_a_bank_counts_who_looks_at_its_representations():
         before = bank.reads
         look()
         assert bank.reads > before
+
+
+def test_the_lower_row_comes_first_in_every_pair_whatever_the_parts():
+    rows, bank = parted()
+    values = pairwise("kl", rows.double(), rows.double())[torch.ones(60, 60).triu(1).bool()]
+    asked = values.sort().values[::50]
+    expected = torch.tensor([(values <= one).double().mean().item() for one in asked], dtype=torch.float64)
+    torch.testing.assert_close(bank.pair_quantiles(asked, "kl"), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(Bank(rows).pair_quantiles(asked, "kl"), expected, rtol=0, atol=1e-12)
+    kept = [row for row in range(60) if row // 2 % 4 != 2]
+    torch.testing.assert_close(
+        bank.without(2).pair_quantiles(asked, "kl"), Bank(rows[kept]).pair_quantiles(asked, "kl"), rtol=0, atol=1e-12
+    )
+
+
+def test_parts_are_left_out_one_at_a_time_and_are_whole_numbers():
+    rows, bank = parted()
+    with pytest.raises(ValueError, match="part 1 is left out already; leave parts out of the whole bank"):
+        bank.without(1).without(2)
+    for parts in ([-1] * 60, [0.5] * 60):
+        with pytest.raises(ValueError, match="expected whole numbers from 0 on, one a row"):
+            Bank(rows, parts=parts)
+
+
+def test_what_must_be_settled_is_settled_once_for_all_parts(monkeypatch):
+    rows, bank = parted()
+    calls, settle = [], neighbors._settle
+    monkeypatch.setattr(neighbors, "_settle", lambda *arguments: calls.append(1) or settle(*arguments))
+    ties = pairwise("l2", rows[:5].double(), rows[5:10].double()).flatten()
+    answers = [reduced.pair_quantiles(ties) for reduced in (bank, *(bank.without(part) for part in range(4)))]
+    assert len(calls) == 1
+    for part, answer in enumerate(answers[1:]):
+        assert answer.equal(Bank(rows[[row for row in range(60) if row // 2 % 4 != part]]).pair_quantiles(ties))

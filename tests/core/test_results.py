@@ -529,3 +529,20 @@ def test_a_grid_of_a_parameter_is_a_curve():
         results.curve("fgsm")
     with pytest.raises(ValueError, match="no attack 'pgd' with a eta2; those that have one: none"):
         results.curve("pgd", "eta2")
+
+
+def test_where_the_banks_error_is_not_known_nothing_is_told():
+    results, _ = small(shift=0.3)
+    wide = results._rows.copy()
+    wide.loc[wide["metric"] == "share", "without_3"] = np.where(wide.loc[wide["metric"] == "share", "encoder"] == "a", np.inf, 0)
+    row = Results(frame=wide, notes=results.notes, manifest=results.manifest).compare("a", "b").iloc[0]
+    assert (row["low"], row["high"], row["p"], row["better"]) == (-np.inf, np.inf, 1, "-")
+
+
+def test_a_worst_case_counts_a_certificate_that_was_not_given_as_the_worst():
+    results = made({("a", "radius"): [1.0, 2.0, (math.nan, "abstained"), math.nan]})
+    frame = pd.concat([results.frame.assign(attack="s/one"), results.frame.assign(attack="s/two", value=[0.5, 3.0, 0.1, 0.2], note="")])
+    worst = Results(frame=frame, notes=results.notes, manifest={**results.manifest, "suites": {"s": ["s/one", "s/two"]}}).worst("s")
+    assert worst.frame["value"].iloc[[0, 1, 3]].tolist() == [0.5, 2.0, 0.2]
+    assert worst.frame["note"].tolist() == ["", "", "abstained", ""]
+    assert worst.summary().iloc[0]["abstained"] == 1

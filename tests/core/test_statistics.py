@@ -573,3 +573,10 @@ def test_an_interval_is_widened_in_quadrature_and_at_least_to_what_both_say():
     assert statistics.widened(0.4, 0.5, 0.7, (0.0, 0.0), 10) == pytest.approx((0.4, 0.7))
     assert statistics.widened(-math.inf, 0.5, math.inf, (0.1, 0.1), 10) == (-math.inf, math.inf)
     assert statistics.widened(0.4, 0.5, 0.7, (0.1, 0.2), 10, level=0.99)[0] < statistics.widened(0.4, 0.5, 0.7, (0.1, 0.2), 10)[0]
+
+
+def test_an_infinite_estimate_keeps_its_ends():
+    assert statistics.widened(3, math.inf, math.inf, (0.0, 0.0), 10) == (3, math.inf)
+    assert statistics.widened(3, math.inf, math.inf, (math.nan, 0.0), 10) == (-math.inf, math.inf)
+    assert statistics.widened(math.inf, math.inf, math.inf, (0.0, 0.0), 10) == (math.inf, math.inf)
+    assert statistics.widened(-math.inf, 0.5, 0.7, (0.1, 0.0), 10)[0] == -math.inf

@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 
-from rt_core import Encoder, Evaluation, PlanError, Results, Suite, perturb, represent, run, transfer, use
+from rt_core import Encoder, Evaluation, PlanError, Results, RobustnessWarning, Suite, perturb, represent, run, transfer, use
 from rt_core.baselines import UniformNoise
 from rt_core.divergences import l2
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_label_free_metrics import adversarial_margin, overlap_risk
-from rt_unsupervised_attacks import UPGD, MarginAPGD
+from rt_unsupervised_attacks import UPGD, MarginAPGD, UniversalPerturbation
 
 METRICS = [
     "divergence",
@@ -126,6 +126,51 @@ def test_what_cannot_be_transferred_is_refused():
         transfer([tiny_encoder()], [tiny_encoder()], INPUTS, {"noise": use("uniform_noise")}, METRICS, attacked=3)
 
 
+def test_every_victim_knows_that_the_source_s_bank_was_looked_at(tmp_path):
+    def once(bank, store=None):
+        victims = {"first": tiny_encoder(seed=2), "second": tiny_encoder(seed=3)}
+        attacks = {"margin": MarginAPGD(epsilon=0.1, steps=4)}
+        options = {"attacked": 20, "bank": bank, "progress": False, "store": store}
+        return transfer({"source": tiny_encoder(seed=1)}, victims, INPUTS, attacks, ["divergence"], **options)
+
+    once(20, tmp_path)
+    grown, fresh = once(60, tmp_path), once(60)
+    for victim in ("first", "second"):
+        assert values(grown, encoder=victim) == values(fresh, encoder=victim)
+
+
+def test_a_stored_transfer_is_read_without_a_pass(tmp_path):
+    moved({"a": tiny_encoder(seed=1)}, {"c": tiny_encoder(seed=3)}, store=tmp_path)
+    source = tiny_encoder(seed=1)
+    moved({"a": source}, {"c": tiny_encoder(seed=3)}, store=tmp_path)
+    assert source.passes.forwards == 0
+
+
+def test_what_is_fitted_is_fitted_to_its_source():
+    attacks = {"universal": UniversalPerturbation(epsilon=0.1, epochs=2, batch=25)}
+    results = moved(
+        {"a": tiny_encoder(seed=1)}, {"c": tiny_encoder(seed=3)}, attacks, ["divergence"], train=tiny_inputs(50, purpose="train")
+    )
+    assert results.frame["value"].gt(0).all()
+
+
+def test_a_victim_with_narrower_bounds_sees_what_lies_inside_them():
+    inputs = 0.2 + 0.6 * INPUTS
+    narrow = Encoder(tiny_encoder(seed=3).module, name="narrow", bounds=(0.2, 0.8))
+    results = transfer(
+        {"a": tiny_encoder(seed=1)},
+        {"narrow": narrow},
+        inputs,
+        {"pgd": UPGD(epsilon=0.1, steps=3)},
+        ["divergence"],
+        progress=False,
+        **SIZES,
+    )
+    clipped = results.notes[results.notes["name"] == "clipped"]["value"]
+    assert 0 < clipped.mean() < 0.5
+    assert not results.manifest["errors"]
+
+
 # The worst case
 
 SUITE = Suite({"weak": UPGD(epsilon=0.1, steps=1), "other": UPGD(epsilon=0.1, steps=3), "noise": UniformNoise(epsilon=0.1)})
@@ -211,3 +256,14 @@ def test_a_table_shows_the_worst_case_below_the_members():
     worst = results.worst("suite").table()
     pd.testing.assert_frame_equal(table.loc[["suite (worst case)"]], worst, check_names=False)
     assert len(worst) == len(METRICS)
+
+
+def test_a_suite_whose_members_changed_leaves_no_worst_case_behind(tmp_path):
+    def once(epsilon, metric):
+        plan = Evaluation([tiny_encoder()], INPUTS, {"suite": Suite({"one": UPGD(epsilon=epsilon, steps=1)})}, [metric], **SIZES)
+        return run(plan, store=tmp_path, progress=False)
+
+    once(0.01, "overlap_risk")
+    with pytest.warns(RobustnessWarning, match="attack 'suite/one' is another than in the earlier run"):
+        once(0.3, "adversarial_margin")
+    assert set(Results.load(tmp_path).frame["metric"]) == {"adversarial_margin"}
