@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test lint bench coverage
+.PHONY: demo test lint bench coverage ensemble
 
 .venv/installed: $(SOURCES)
 	$(PYTHON) -m venv .venv
@@ -30,3 +30,6 @@ bench: .venv/installed
 
 coverage: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/coverage.py
+
+ensemble: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ensemble.py
