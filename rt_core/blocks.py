@@ -82,9 +82,7 @@ class Work:
     def fitted(self, attacks: Mapping[str, Attack], metrics: Mapping[str, Metric]) -> "Work":
         """Return the same work with attacks and metrics that are fitted; what is known of the samples goes along."""
         work = replace(self, attacks=attacks, metrics=metrics)
-        vars(work).update(
-            {name: value for name, value in vars(self).items() if name in ("labels", "labels_key", "ids", "parts", "parts_key")}
-        )
+        vars(work).update({name: getattr(self, name) for name in ("labels", "labels_key", "ids", "parts", "parts_key")})
         return work
 
     def print_of(self, thing: Any) -> str:
