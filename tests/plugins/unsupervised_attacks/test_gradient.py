@@ -590,7 +590,8 @@ def test_masks_and_epsilons_are_values():
     assert fingerprint(attack) == fingerprint(pickle.loads(pickle.dumps(attack)))
     shown = describe(attack)
     assert shown["epsilon"] == [0.1, 0.2, 0.3]
-    assert shown["mask"] == {"class": "rt_core.traces.FrozenTensor", "shape": [8, 8], "dtype": "bool"}
+    assert shown["mask"]["tensor"] == [8, 8]
+    assert shown["mask"] != describe(UPGD(mask=~CORNER))["mask"]
 
 
 @parametrize_attack_checks(

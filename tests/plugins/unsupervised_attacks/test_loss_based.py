@@ -353,10 +353,7 @@ CHECKED = {
     "l_bim": (LBIM(loss="kl_vat", epsilon=1.0, steps=3, norm="l2"), {}),
     "l_pgd": (LPGD(loss="kl_vat", epsilon=0.1, steps=3, marks=(1, 3)), {}),
     "l_pgd[drift]": (LPGD(loss=Drift(), epsilon=1.0, steps=3, norm="l2", keep="best", restarts=2), {}),
-    "l_pgd[rocl]": (
-        LPGD(loss="rocl", epsilon=0.1, steps=3),
-        {COUPLED: "without a bank, the other sample is one of the batch", ALONE: "without a bank, a sample alone has no other"},
-    ),
+    "l_pgd[rocl]": (LPGD(loss="rocl", epsilon=0.1, steps=3), {}),  # whose other samples come from the bank
     "batch_l_fgsm": (
         BatchLFGSM(loss="ho_vasconcelos", epsilon=0.1),
         {COUPLED: "the loss is of the whole batch", ALONE: "a contrast needs another sample"},
