@@ -19,7 +19,7 @@ _BLOCK = 1024  # rows that are float64 at a time, of the bank and of the queries
 _TILE = 2**15 - 1  # numbers in one direct call: they stay in the cache, and just below what torch starts more threads for
 _SORTED_KEPT = 4  # divergences whose sorted pairs are kept: 0.4 GiB each at 10,000 rows
 _ALL_PAIRS = 50_000_000  # all pairs of 10,000 rows; of more, this many are too slow to sort and too large to keep
-_SAMPLED_PAIRS = 2**21
+_SAMPLED_PAIRS = 2**19
 _UNIT_SLACK = 5e-16  # see _Form: at most (4 dim + 18) roundings of 1.1e-16, of the product form and of the direct form together
 
 
@@ -57,7 +57,7 @@ class Bank:
         ids: one a row; ``"0"``, ``"1"``, … unless given.
         labels: one a row, for measures that need them.
         quantile_rows: how many first rows the pair quantiles use; all unless given. Of more than 10,000 rows the pairs are too many: then
-            2,097,152 random ones, drawn from ``seed``, stand for them, and quantiles are off by at most ``quantile_error``.
+            524,288 random ones, drawn from ``seed``, stand for them, and quantiles are off by at most ``quantile_error``.
         parts: one a row, whole numbers from 0 on; ``without`` leaves one of them out.
 
     Attributes:
