@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--store", help="folder of the run (default: the study's own, else runs/<name of the study>)")
     run.add_argument("--device", default="auto", help="where encoders run (default: an accelerator if there is one)")
     run.add_argument("--batch", type=int, help="samples at a time, at most 64")
+    run.add_argument("--no-diagnosis", action="store_true", help="do not ask whether the numbers can be believed")
     show = _add(commands, "show", _show)
     show.add_argument("store", nargs="+", help="folder of a run")
     compare = _add(commands, "compare", _compare)
@@ -158,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
     sys.path[:0] = [str(path.resolve().parent)]  # a study may name networks in a module that lies beside it
     plan = Evaluation.from_toml(path)
     store = arguments.store or tomllib.loads(path.read_text(encoding="utf-8")).get("store") or f"runs/{path.stem}"
-    results = run(plan, store=store, device=arguments.device, batch=arguments.batch)
+    results = run(plan, store=store, device=arguments.device, batch=arguments.batch, diagnose=not arguments.no_diagnosis)
     print(_table(results))
     print(f"\nThe run is in {store}")
     return _outcome_of(results)

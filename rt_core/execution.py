@@ -355,6 +355,7 @@ def _manifest(
         },
         "seed": work.plan.seed,
         "batch": work.batch,
+        "block": BLOCK,  # what attacks whose loss couples samples see together
         "device": str(work.device),
         "versions": _versions(),
         "seconds": round(seconds, 3),

@@ -2,12 +2,15 @@
 
 import itertools
 import math
+import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from rt_core import Encoder, Evaluation, RobustnessWarning, attack, diagnosis, run
+from rt_core.cli import main
 from rt_core.diagnosis import FEWEST, LIMITS, SAMPLES, SHARE
 from rt_core.perturbing import passes_of
 from rt_core.testing import tiny_encoder, tiny_inputs
@@ -164,3 +167,35 @@ def test_two_copies_of_one_network_do_not_accuse_each_other():
     _, found, _ = diagnosed({"one": tiny_encoder(), "other": near})
     assert found["other"]["values"]["transfer"] == pytest.approx(1, abs=0.05)
     assert found["other"]["warnings"] == []
+
+
+STUDY = """
+attacked = 400
+bank = 400
+[dataset]
+use = "tensor"
+path = "inputs.npy"
+[encoders.tiny]
+use = "module"
+path = "diagnosed_network:network"
+[attacks.worst]
+use = "ensemble"
+budget = 8
+epsilon = 0.1
+[metrics]
+universal_quantile = {}
+"""
+
+
+@pytest.mark.parametrize("flag", [[], ["--no-diagnosis"]], ids=["asked", "not asked"])
+def test_a_study_of_the_ensemble_prints_its_worst_case_its_cost_and_the_diagnosis(tmp_path, monkeypatch, capsys, flag):
+    np.save(tmp_path / "inputs.npy", tiny_inputs(400).numpy())
+    (tmp_path / "study.toml").write_text(STUDY.replace("inputs.npy", str(tmp_path / "inputs.npy")))
+    (tmp_path / "diagnosed_network.py").write_text("from rt_core.testing import tiny_encoder\nnetwork = tiny_encoder().module\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "diagnosed_network", raising=False)
+    assert main(["run", str(tmp_path / "study.toml"), "--store", str(tmp_path / "run"), *flag]) == 0
+    said = capsys.readouterr().out
+    assert "worst: 48 gradient calls and 16 more forward passes a sample, aim away" in said
+    assert "worst (worst case)" in said
+    assert ("no sign against the numbers in a diagnosis of" in said) == (not flag)
