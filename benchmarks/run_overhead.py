@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 import rt_core as rt
-from rt_core import blocks, demo, execution, perturbing, registry, store
+from rt_core import blocks, demo, diagnosis, execution, perturbing, registry, store
 from rt_core.datasets import Samples
 from rt_core.encoders import Encoder
 from rt_core.results import Results
@@ -83,7 +83,8 @@ def named(plan: rt.Evaluation) -> list[tuple[str, Any, str]]:
         ("keys", blocks, "metric_key"),
         ("keys", execution, "attack_key"),
         ("keys", execution, "metric_key"),
-        ("keys", execution, "_fingerprint"),
+        ("keys", execution, "fingerprint_of"),
+        ("diagnosis", diagnosis, "diagnose"),
         ("notes", execution, "note_frame"),
         ("store: blocks", store.Store, "load"),
         ("store: blocks", store.Store, "save"),

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from rt_core.datasets import Samples, as_samples
+from rt_core.datasets import Samples
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.errors import PlanError, RobustnessWarning
 from rt_core.evaluation import Evaluation
-from rt_core.execution import find_device, run
+from rt_core.execution import find_device, run, samples_of
 from rt_core.perturbing import moved_to, represent_rows
 from rt_core.randomness import SampleRandom
 from rt_core.registry import use
@@ -52,7 +52,9 @@ def check(
         PlanError: fewer than 16 samples.
         UnknownName: the plugins with attacks and measures (rt-unsupervised-attacks, rt-label-free-metrics) are not installed.
     """
-    encoder, samples = as_encoder(encoder), as_samples(inputs_or_folder)
+    encoder, samples = as_encoder(encoder), samples_of(inputs_or_folder)
+    if not minutes > 0:
+        raise ValueError(f"minutes is {minutes:g}; give how long it may take, more than 0 (16 samples are attacked whatever it is)")
     if len(samples) < 16:
         raise PlanError(f"dataset {samples.name!r} has {len(samples)} samples; at least 16 are needed to say anything")
     low, high = (torch.as_tensor(bound) for bound in encoder.bounds)
@@ -92,16 +94,20 @@ def findings(results: Results) -> list[str]:
     ]
     for twin in twins:
         said.append(
-            f"the same network untrained: {shown('universal_quantile', twin):.1%}, {shown('nearest_neighbor_accuracy', twin):.0%} and "
-            f"{shown('overlap_risk', twin):.0%}; where it looks better, the measure does not speak of what was learned"
+            f"the same network untrained (each layer at its own default initialization): {shown('universal_quantile', twin):.1%}, "
+            f"{shown('nearest_neighbor_accuracy', twin):.0%} and {shown('overlap_risk', twin):.0%}; where it looks better, the measure does not speak "
+            "of what was learned"
         )
+    said += [f"do not believe these numbers: {words}" for words in results.unbelievable(name).values()]
     return said + [warning for found in results.manifest["diagnosis"] if found["encoder"] == name for warning in found["warnings"]]
 
 
 def untrained_twin(encoder: Encoder, *, seed: int = 0) -> Encoder:
     """Return the same network with fresh weights: each layer initialized as it initializes itself, from ``seed``.
 
-    A parameter that no layer initializes (one that belongs to a module without ``reset_parameters``) keeps its values in a random order.
+    What a constructor does beyond that (torchvision scales the convolutions of a ResNet, say) is not done again, so another untrained network
+    may be steeper or flatter. A parameter that no layer initializes (one that belongs to a module without ``reset_parameters``) keeps its
+    values in a random order.
     """
     network = copy.deepcopy(encoder.module)
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}

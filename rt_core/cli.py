@@ -31,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - `rt … | head` has what it wanted; nothing more is to be flushed
             return DONE
         except KeyboardInterrupt:
-            print("rt: interrupted; the same command goes on where it was", file=sys.stderr)
+            kept = getattr(arguments, "store", "") is not None
+            print(
+                f"rt: interrupted; {'the same command goes on where it was' if kept else 'nothing is kept without --store'}",
+                file=sys.stderr,
+            )
             return INTERRUPTED
         except (RtError, ValueError, OSError) as error:
             print("\n  ".join([f"rt: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
@@ -55,8 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--output", help="the submodule, or the part of what the network returns, that is the representation")
     check.add_argument("--normalize", choices=["imagenet"], help="what the network expects of its inputs")
     check.add_argument("--size", type=int, default=224, help="pictures are resized and cropped to this (default: 224)")
-    check.add_argument("--epsilon", type=float, help="radius of the ball (default: 4/255)")
-    check.add_argument("--minutes", type=float, default=5, help="how long it may take, roughly (default: 5)")
+    check.add_argument("--epsilon", type=_fraction, help="radius of the ball, such as 0.02 or 8/255 (default: 4/255)")
+    check.add_argument(
+        "--minutes", type=float, default=5, help="how long it may take, roughly; 16 samples are attacked at least (default: 5)"
+    )
     check.add_argument("--store", help="folder of the run (default: none is kept)")
     run = _add(commands, "run", _run)
     run.add_argument("study", help="a study file (TOML)")
@@ -236,6 +242,15 @@ def _print_columns(rows: Iterable[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _fraction(text: str) -> float:
+    """Read a number, or a fraction such as 8/255."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.03 or 8/255") from None
 
 
 def _show_warning(said: set[str], message: str) -> None:

@@ -234,6 +234,12 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
             f"dataset {work.samples.name!r} gives other inputs when it is read again (a random transform?), so clean and attacked would be of "
             "different pictures; take the transform of evaluation"
         )
+    low = torch.as_tensor(encoder.bounds[0])
+    if (low < 0).all() and inputs.min() >= 0:
+        _say(
+            f"no input of dataset {work.samples.name!r} is below 0, and the bounds of encoder {label!r} go down to {low.min().item():g}: pictures are read as "
+            "0..1; leave the bounds at (0, 1) and rescale by normalize=(0.5, 0.5), or give inputs in the encoder's own range"
+        )
     for name, attack, aim in pending:
         if attack is not None:
             check_fit(attack, encoder, aim, inputs, label=name)
@@ -384,6 +390,8 @@ def _warn_about(results: Results) -> None:
                 "(rounded inputs, saturated outputs), and the measures below say little about its robustness"
             )
     for label, about in results.manifest["encoders"].items():
+        if about["near_duplicates"] == results.manifest["attacked"]:
+            _say(f"encoder {label!r} maps all attacked samples to nearly one point: its measures mean nothing")
         if about["near_duplicates"]:
             _say(
                 f"{about['near_duplicates']} of {results.manifest['attacked']} attacked samples have a near-duplicate in the bank for encoder {label!r}: "

@@ -97,8 +97,9 @@ class Results:
         Returns:
             Columns attack, aim, step, metric, mean_first, mean_second (medians where values are infinite), difference (first minus
             second), low, high, p (sign flips, or exact for rates), p_corrected, n, better: the encoder that the difference favours (more
-            of the samples, where values are infinite); ``"-"`` where p_corrected is above 1 - level, so that it cannot be told;
-            ``"not comparable"``, without p, for what each encoder measures on its own scale.
+            of the samples, where values are infinite); ``"-"`` where it cannot be told: p_corrected is above 1 - level, or the bank is
+            small and the interval, which assumes less, holds 0; ``"no gradient"`` where the attack had none on one of the two; ``"not comparable"``, without p,
+            for what each encoder measures on its own scale.
 
         Raises:
             ValueError: no rows of an encoder of that name.
@@ -109,7 +110,8 @@ class Results:
                 raise ValueError(f"no results of encoder {name!r}; there are {', '.join(map(repr, known))}")
         indexed = self._rows.set_index("encoder")
         joined = indexed.loc[[first]].merge(indexed.loc[[second]], on=[*_KEYS[1:], "sample"], suffixes=("_first", "_second"), sort=False)
-        rows = []
+        rows: list[list[Any]] = []
+        small: list[bool] = []
         for key, part in joined.groupby(_KEYS[1:], sort=False):
             reading = self._reading(key[-1])
             sides = [reading.filled(part[f"value_{side}"].to_numpy(), part[f"note_{side}"].to_numpy()) for side in ("first", "second")]
@@ -126,15 +128,32 @@ class Results:
             lean = found.difference if finite else int((left > right).sum()) - int((left < right).sum())  # what p is of
             favoured = first if (lean < 0) == (reading.better == "lower") else second
             low, high, p = found.low, found.high, found.p if reading.comparable else math.nan
-            if (shifts := self._resampled(part[defined], reading, "_first", "_second")) is not None:
+            shifts = self._resampled(part[defined], reading, "_first", "_second")
+            small.append(shifts is not None)
+            if shifts is not None:
                 errors = statistics.jackknife_errors(found.difference, *shifts, statistic="mean" if finite else "median")
                 low, high = statistics.widened(low, found.difference, high, errors, shifts[0].shape[1], level=level)
                 p = max(p, _student(found.difference, errors, shifts[0].shape[1])) if finite else p
+            width = reading.span[1] - reading.span[0]
+            low, high = np.clip([low, high], -width, width)
             rows.append([*key, center(left), center(right), found.difference, low, high, p, found.n, favoured])
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
-        told = table["p_corrected"] <= 1 - level
-        return table.assign(better=np.select([table["p"].isna(), told], ["not comparable", table["better"]], "-"))
+        unsure = np.array(small, dtype=bool) & (table["low"] <= 0) & (table["high"] >= 0)
+        told = (table["p_corrected"] <= 1 - level) & ~unsure
+        masked = table["attack"].isin({**self.unbelievable(first), **self.unbelievable(second)})
+        verdicts = ["not comparable", "no gradient", table["better"]]
+        return table.assign(better=np.select([table["p"].isna(), masked, told], verdicts, "-"))
+
+    def unbelievable(self, encoder: str) -> dict[str, str]:
+        """Return why the rows of an attack on an encoder are not to be believed, in words, by the attack's label: it found no gradient.
+
+        Where a tenth of the samples or more had none at any step, an attack that failed is told, not an encoder that is robust.
+        """
+        stuck = self.notes[(self.notes["name"] == "stuck") & (self.notes["encoder"] == encoder)]
+        shares = stuck.groupby("attack", sort=False)["value"].mean()
+        words = "{attack} found no gradient at all for {share:.0%} of the samples on {encoder} (rounded inputs, saturated outputs)"
+        return {str(attack): words.format(attack=attack, share=share, encoder=encoder) for attack, share in shares.items() if share >= 0.1}
 
     def curve(self, attack: str, parameter: str = "epsilon", *, level: float = 0.95) -> pd.DataFrame:
         """Return the summary of one attack over a grid of a parameter, in ascending order of it: the points of curves.
@@ -200,6 +219,7 @@ class Results:
             frame=pd.concat([worst[rows.columns].assign(attack=label, step=0), joint], ignore_index=True),
             notes=pd.concat([self.notes[self.notes["attack"] == label], named[[*self.NOTE_COLUMNS]]], ignore_index=True),
             manifest=self.manifest,
+            gallery=self.gallery.where(self.gallery.about["attack"].isin(members)),
         )
 
     def table(self, *, level: float = 0.95) -> pd.DataFrame:
@@ -246,6 +266,12 @@ class Results:
             lines.append(
                 f"  quantiles are taken over a random sample of the pairs of {about['quantile_bank']} samples: within {about['quantile_error']:.1g} of all"
             )
+        diagnosed = {found["encoder"] for found in about["diagnosis"]}
+        if missing := [label for label in about["encoders"] if label not in diagnosed and any(self.frame["attack"] != "-")]:
+            lines.append(
+                f"  not diagnosed: {', '.join(missing)} (a tenth of the run's passes is too few for 8 samples, or it was not asked for)"
+            )
+        lines += [f"  not to be believed: {words}" for label in about["encoders"] for words in self.unbelievable(label).values()]
         for found in about["diagnosis"]:
             signs = f"{len(found['warnings'])} signs against the numbers" if found["warnings"] else "no sign against the numbers"
             lines.append(f"  {found['encoder']}: {signs} in a diagnosis of {found['samples']} samples ({found['passes']:,} passes)")
@@ -286,7 +312,9 @@ class Results:
             _say(f"the results in {folder} are damaged ({error.__cause__!r}), so they are replaced, not added to")
             return self
         if changed := earlier._changed(self):
-            _say(f"the results in {folder} were of another {' and '.join(changed)}, so they are replaced, not added to")
+            _say(
+                f"the results in {folder} were of another {' and '.join(changed)}, so they are replaced, not added to (finished blocks are used again)"
+            )
             return self
         stale = earlier._clashes(self)
         for what, labels in stale.items():

@@ -1,5 +1,6 @@
 """The one-call answer: references beside the encoder, a size that fits the time, findings in sentences."""
 
+import argparse
 import copy
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import rt_core
-from rt_core import Encoder, PlanError, RobustnessWarning, check
+from rt_core import Encoder, PlanError, RobustnessWarning, check, cli
 from rt_core.checking import _affordable, findings, untrained_twin
 from rt_core.cli import main
 from rt_core.datasets import as_samples
@@ -151,3 +152,29 @@ def test_the_demos_are_plans(arguments):
     plan = photos_plan() if "--photos" in arguments else demo_plan()[0]
     assert len(plan.encoders) >= 2
     assert "u-pgd" in plan.attacks
+
+
+@pytest.mark.parametrize("minutes", [0, -1.0])
+def test_time_must_be_more_than_none(minutes):
+    with pytest.raises(ValueError, match=r"minutes is .*; give how long it may take, more than 0"):
+        check(tiny_encoder(), tiny_inputs(20), minutes=minutes)
+
+
+def test_a_described_dataset_is_made(tmp_path):
+    np.save(tmp_path / "inputs.npy", tiny_inputs(20).numpy())
+    results = check(tiny_encoder(), rt_core.use("tensor", path=str(tmp_path / "inputs.npy")), minutes=1e-6, progress=False)
+    assert results.manifest["attacked"] == 16
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.03", 0.03), ("8/255", 8 / 255)])
+def test_a_radius_may_be_a_fraction_on_the_command_line(text, value):
+    assert cli._fraction(text) == value
+
+
+@pytest.mark.parametrize("text", ["x", "8/", "8/0", "1/2/3"])
+def test_what_is_no_fraction_is_refused(text):
+    if text == "8/":
+        assert cli._fraction(text) == 8
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no number; write 0\.03 or 8/255"):
+        cli._fraction(text)

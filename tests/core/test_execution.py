@@ -953,6 +953,24 @@ def test_a_few_adversarial_inputs_are_kept_to_be_looked_at(tmp_path):
     assert set(more.gallery.about["attack"]) == {"other"}
 
 
+def test_noise_has_the_ball_and_the_mask_of_what_it_stands_beside():
+    inputs, mask = tiny_inputs(6), torch.zeros(8, 8, dtype=torch.bool)
+    mask[2:5] = True
+    trace = perturb(UniformNoise(epsilon=(0.0, 0.01, 0.1), mask=mask), tiny_encoder(), inputs)
+    moved = (trace.inputs - inputs).abs()
+    assert not moved[:, :, ~mask].any()
+    for channel, epsilon in enumerate((0.0, 0.01, 0.1)):
+        assert epsilon / 2 <= moved[:, channel].max() <= epsilon
+    whole, part = (perturb(UniformNoise(epsilon=0.1, **options), tiny_encoder(), inputs).inputs for options in ({}, {"mask": mask}))
+    assert torch.equal(part[..., mask], whole[..., mask])
+
+
+def test_pictures_from_0_to_1_in_wider_bounds_are_told():
+    wide = Encoder(tiny_encoder().module, name="wide", bounds=(-1, 1))
+    with pytest.warns(RobustnessWarning, match="no input of dataset 'tensor' is below 0, and the bounds of encoder 'wide' go down to -1"):
+        run(plan(encoders=[wide]), progress=False)
+
+
 # What is said
 
 

@@ -536,7 +536,7 @@ def test_where_the_banks_error_is_not_known_nothing_is_told():
     wide = results._rows.copy()
     wide.loc[wide["metric"] == "share", "without_3"] = np.where(wide.loc[wide["metric"] == "share", "encoder"] == "a", np.inf, 0)
     row = Results(frame=wide, notes=results.notes, manifest=results.manifest).compare("a", "b").iloc[0]
-    assert (row["low"], row["high"], row["p"], row["better"]) == (-np.inf, np.inf, 1, "-")
+    assert (row["low"], row["high"], row["p"], row["better"]) == (-1, 1, 1, "-")
 
 
 def test_a_worst_case_counts_a_certificate_that_was_not_given_as_the_worst():
@@ -546,3 +546,17 @@ def test_a_worst_case_counts_a_certificate_that_was_not_given_as_the_worst():
     assert worst.frame["value"].iloc[[0, 1, 3]].tolist() == [0.5, 2.0, 0.2]
     assert worst.frame["note"].tolist() == ["", "", "abstained", ""]
     assert worst.summary().iloc[0]["abstained"] == 1
+
+
+def test_an_attack_without_a_gradient_makes_no_winner_and_is_told_beside_the_table():
+    values = np.linspace(0.1, 0.3, 30)
+    results = made({("a", "share"): values.tolist(), ("b", "share"): (values + 0.5).tolist()})
+    notes = pd.DataFrame(
+        [("a", "pgd", "away", f"s{row}", "stuck", float(row < 6)) for row in range(30)], columns=list(Results.NOTE_COLUMNS)
+    )
+    masked = Results(frame=results.frame, notes=notes, manifest=results.manifest)
+    assert results.compare("a", "b").iloc[0]["better"] == "a"
+    assert masked.compare("a", "b").iloc[0]["better"] == "no gradient"
+    assert list(masked.unbelievable("a")) == ["pgd"]
+    assert masked.unbelievable("b") == {}
+    assert "pgd found no gradient at all for 20% of the samples on a" in masked.unbelievable("a")["pgd"]

@@ -60,6 +60,10 @@ class _OnLoss:
         if history is None:
             return attempt
         # A history is of the divergence: what the loss was at the first and the last step is said in the notes.
+        if history.isnan().any():
+            raise ValueError(
+                f"the loss is NaN at {history.isnan().double().mean():.0%} of its steps: there is nothing to follow; mend the loss"
+            )
         return replace(attempt, history=None, notes={**attempt.notes, "loss_first": history[:, 0], "loss_last": history[:, -1]})
 
 

@@ -379,3 +379,11 @@ CHECKED = {
 )
 def test_the_contract(attack, check):
     check(attack)
+
+
+def test_a_loss_that_is_nan_is_an_error():
+    def broken(encoder, batch, moved, random):
+        return encoder(moved).sum(1) * float("nan")
+
+    with pytest.raises(ValueError, match="the loss is NaN at 100% of its steps: there is nothing to follow"):
+        perturb(LPGD(loss=broken, epsilon=0.1, steps=2), tiny_encoder(), tiny_inputs())
