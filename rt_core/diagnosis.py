@@ -157,9 +157,10 @@ def _signs(
     clean = subject.bank.take(rows)
     batch = Batch(ids=block.ids, inputs=inputs, clean=clean, aim="away", bank=subject.bank, own=rows)
 
-    def tried(chosen: Attack) -> Trace | None:
+    def tried(chosen: Attack | None, **options: Any) -> Trace | None:
         random = SampleRandom.of(work.plan.seed, block.ids)
         try:
+            chosen = _changed(attack, marks=(), **options) if chosen is None else chosen
             size = batch_of(work, chosen)
             return attack_batch(subject.encoder, chosen, batch, work.divergence, random, size, label=label, represented=work.batch)
         except Exception as error:  # a diagnosis never costs the run that it is of
@@ -167,7 +168,7 @@ def _signs(
                 raise
             return None
 
-    plain = tried(_changed(attack, marks=()))
+    plain = tried(None)
     if plain is None or plain.inputs is None:
         return None
     reached = plain.divergence.median().item()
@@ -181,24 +182,23 @@ def _signs(
         values["zero_gradient"] = plain.notes["zero_gradient"].double().mean().item()
     if plain.history is not None:
         values["falls_back"] = (plain.divergence < 0.9 * plain.history.max(1).values).double().mean().item()
-    again = tried(_changed(attack, marks=()))
+    again = tried(None)
     if again is not None:
         values["not_deterministic"] = (again.divergence != plain.divergence).double().mean().item()
-    compared = {"doubled_steps": _changed(attack, marks=(), steps=2 * attack.steps)}
+    compared = {"doubled_steps": tried(None, steps=2 * attack.steps)}
     if _has(attack, "restarts") and getattr(attack, "start", "random") != "clean":
-        compared["restarts"] = _changed(attack, marks=(), restarts=2 * attack.restarts)
+        compared["restarts"] = tried(None, restarts=2 * attack.restarts)
     for search in _searches(attack):
-        compared["gradient_free"] = search
+        compared["gradient_free"] = tried(search)
     ball = ball_of(attack)
-    if ball is not None and ball.norm == "linf":  # in an l2 ball noise is far less than an attack, whatever the gradient
-        compared["noise"] = _Noise(ball)
-    for name, other in compared.items():
-        if (trace := tried(other)) is not None:
-            values[name] = ratio(trace.divergence)
+    boxed = ball is not None and ball.norm == "linf"  # in an l2 ball noise is far less than an attack, whatever the gradient
+    if ball is not None and boxed:
+        compared["noise"] = tried(_Noise(ball))
+    values |= {name: ratio(trace.divergence) for name, trace in compared.items() if trace is not None}
     low, high = (torch.as_tensor(bound) for bound in subject.encoder.bounds)
     half = (high - low).max().item() / 2
-    if "noise" in compared and attack.epsilon < half and getattr(attack, "mask", None) is None:
-        far = tried(_changed(attack, marks=(), epsilon=half, **_free_step(attack)))
+    if boxed and attack.epsilon < half and getattr(attack, "mask", None) is None:
+        far = tried(None, epsilon=half, **_free_step(attack))
         if far is not None:
             values["large_epsilon"] = subject.bank.pair_quantiles(far.divergence, work.divergence).median().item()
     if others:

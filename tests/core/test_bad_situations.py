@@ -747,6 +747,10 @@ class Fussy:
     step: float = 0.01
     fails: bool = False
 
+    def __post_init__(self):
+        if self.epsilon > 0.2:
+            raise ValueError("epsilon is above 0.2")
+
     @property
     def ball(self):
         return Ball("linf", self.epsilon)
