@@ -15,7 +15,7 @@ from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputErr
 from rt_core.fingerprints import fingerprint
 from rt_core.randomness import SampleRandom
 from rt_core.shapes import check_shape
-from rt_core.weights import load_weights
+from rt_core.weights import load_weights, state_dict_of
 
 __all__ = ["Encoder", "as_encoder", "check_inputs", "from_import", "round_inward"]
 
@@ -262,8 +262,8 @@ def from_import(
     """Make an encoder from an importable network: the encoder ``module`` of plans and shells.
 
     path: ``"package.module:name"``, a class or function that returns a network (called with ``options``), or a network.
-    weights: a state dict (safetensors or torch's format) to load, strictly; without them the network keeps those that it is made with, drawn
-    from ``seed``, so that making it again gives the same. settings: of ``Encoder``.
+    weights: a state dict (safetensors or torch's format; also as training scripts save it, see ``state_dict_of``) to load, strictly; without
+    them the network keeps those that it is made with, drawn from ``seed``, so that making it again gives the same. settings: of ``Encoder``.
 
     Raises:
         ValueError: the path cannot be followed, or the weights do not fit.
@@ -280,7 +280,7 @@ def from_import(
             network = found(**(options or {}))
     if weights is not None:
         try:
-            network.load_state_dict(load_weights(weights))
+            network.load_state_dict(state_dict_of(load_weights(weights)))
         except RuntimeError as error:
             raise ValueError(f"weights {weights!r} do not fit {path!r}: {error}") from error
     return Encoder(network, name=name or attribute, **settings)

@@ -1,13 +1,13 @@
 """Files of tensors, read without running any code in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["load_weights"]
+__all__ = ["load_weights", "state_dict_of"]
 
 
 def load_weights(path: str | Path, *, allow: Sequence[str] = ()) -> Any:
@@ -34,3 +34,16 @@ def load_weights(path: str | Path, *, allow: Sequence[str] = ()) -> Any:
             f"{path} holds more than tensors, so weights_only loading refuses it; if you trust a type that it names, "
             f"allow it by name, such as allow=['argparse.Namespace'] ({str(error).splitlines()[0]})"
         ) from error
+
+
+def state_dict_of(loaded: Any) -> Any:
+    """Return the state dict in what a training script saved: under ``state_dict`` or ``model``, and without the ``module.`` of a parallel network.
+
+    Nothing else is guessed: other prefixes are for whoever knows the file.
+    """
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if isinstance(loaded, Mapping) and loaded and all(str(name).startswith("module.") for name in loaded):
+        loaded = {name.removeprefix("module."): weight for name, weight in loaded.items()}
+    return loaded

@@ -425,3 +425,20 @@ def test_an_importable_network_becomes_an_encoder(tmp_path):
 def test_a_path_that_leads_nowhere_is_refused(path):
     with pytest.raises(ValueError, match=r"write 'package.module:name' of something importable"):
         from_import(path)
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 3}, lambda state: {"model": state}])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_weights_are_loaded_as_training_scripts_save_them(tmp_path, wrap, prefix):
+    saved = nn.Linear(4, 2)
+    state = {f"{prefix}{name}": weight for name, weight in saved.state_dict().items()}
+    torch.save(wrap(state), tmp_path / "checkpoint.pt")
+    encoder = from_import("torch.nn:Linear", options={"in_features": 4, "out_features": 2}, weights=str(tmp_path / "checkpoint.pt"))
+    inputs = torch.rand(3, 4)
+    assert torch.equal(encoder(inputs), saved(inputs))
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    torch.save({"state_dict": {"encoder.weight": torch.zeros(2, 4)}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"weights .* do not fit 'torch.nn:Linear'"):
+        from_import("torch.nn:Linear", options={"in_features": 4, "out_features": 2}, weights=str(tmp_path / "checkpoint.pt"))
