@@ -247,7 +247,7 @@ def test_descriptions_are_json_and_tell_settings_apart():
     ):
         json.dumps(describe(value), allow_nan=False)
     assert describe(UniformNoise(epsilon=0.1)) != describe(UniformNoise(epsilon=0.2))
-    assert describe(UniformNoise(epsilon=0.1)) == {"class": "rt_core.baselines.UniformNoise", "epsilon": 0.1}
+    assert describe(UniformNoise(epsilon=0.1)) == {"class": "rt_core.baselines.UniformNoise", "epsilon": 0.1, "mask": None}
     assert describe(tiny_encoder(seed=1)) != describe(tiny_encoder(seed=2))
 
 
