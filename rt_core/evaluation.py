@@ -86,23 +86,23 @@ class Evaluation:
         for dataset in (self.dataset, self.train):
             if isinstance(dataset, Use):
                 installed().find("dataset", dataset.name)
-        self._check_aims()
+        families, metrics = self._families(), self.made_metrics()  # made once for both checks
+        self._check_aims(families, metrics)
         if self.train is None:
-            made = {**self.made_attacks(), **self.made_metrics()}
+            made = {**{label: one for members in families.values() for label, one in members.items()}, **metrics}
             unfitted = [label for label, thing in made.items() if callable(getattr(thing, "fit", None))]
             if unfitted:
                 raise PlanError(
                     f"the plan has no train, and {', '.join(map(repr, unfitted))} must be fitted; give train= samples that are not attacked"
                 )
 
-    def _check_aims(self) -> None:
-        metrics = self.made_metrics()
+    def _check_aims(self, families: Mapping[str, Mapping[str, Attack]], metrics: Mapping[str, Metric]) -> None:
         for label, metric in metrics.items():
             check_metric(metric, label)
         wanted = {metric.aim for metric in metrics.values()}
         if not wanted & set(AIMS):
             return
-        for label, members in self._families().items():  # of a suite, one with something to do is enough
+        for label, members in families.items():  # of a suite, one with something to do is enough
             aims = list(dict.fromkeys(aim for attack in members.values() for aim in aims_of(attack)))
             if not wanted & set(aims):
                 raise PlanError(

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
 
-from rt_core.divergences import wasserstein2
+from rt_core.divergences import kl, wasserstein2
 from rt_core.encoders import Encoder, as_encoder
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Batch, FrozenTensor, check_number, check_whole
@@ -59,9 +58,7 @@ class KLVAT(_Prepared):
 
     def prepare(self, encoder: Encoder, batch: Batch, random: SampleRandom) -> Value:
         """Moved: [batch, *input] -> [batch]"""
-        fixed = log_softmax(batch.clean, dim=1)
-        # The divergence kl, but for its clamp at 0: close to x the sum rounds to below it, and a clamp has no gradient there.
-        return lambda moved: (fixed.exp() * (fixed - log_softmax(encoder(moved), dim=1))).sum(1)
+        return lambda moved: kl(batch.clean, encoder(moved))
 
 
 @dataclass(frozen=True, kw_only=True)
