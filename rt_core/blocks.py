@@ -1,7 +1,7 @@
 """The unit of work: one attack on one block of samples gives traces, and each metric reads its rows off them; both are kept."""
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from rt_core.registry import installed
 from rt_core.results import worst_label
 from rt_core.shapes import check_shape
 from rt_core.store import Store, key_of
-from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Rows, Trace, aims_of
+from rt_core.traces import AIMS, Attack, Batch, Context, Metric, Progress, Rows, Trace, aims_of, is_alone
 
 __all__ = [
     "Block",
@@ -36,7 +36,7 @@ __all__ = [
     "batch_of",
     "core_versions",
     "metric_frames",
-    "metric_key",
+    "metric_keys",
     "note_frame",
     "traces_of",
     "version_of",
@@ -177,6 +177,11 @@ class Block:
     def inputs(self) -> Tensor:
         return self.work.inputs(self.rows)
 
+    def samples(self) -> Iterator["Block"]:
+        """Yield each sample as a block of its own."""
+        for row in self.rows:
+            yield Block(self.work, range(row, row + 1))
+
     def inputs_for(self, encoder: Encoder) -> Tensor:
         """Return the inputs, after checking that this encoder can be asked about them."""
         check_inputs(self.inputs, encoder, what=f"inputs of dataset {self.work.samples.name!r}", ids=self.ids)
@@ -279,25 +284,55 @@ def worst_traces(work: Work, keyed: Mapping[str, tuple[str, Trace]]) -> Iterator
 
 
 def metric_frames(
-    work: Work, subject: Subject, block: Block, name: str, key: str, traces: Sequence[Trace], *, pairs_alone: bool = False
+    work: Work,
+    subject: Subject,
+    block: Block,
+    name: str,
+    key: str,
+    traces: Sequence[Trace],
+    *,
+    pairs_alone: bool = False,
+    tick: Callable[[int], Any] = lambda samples: None,
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of every metric that reads these traces, or of those of pairs alone; from the store where it has them."""
     if not traces:
         return
+    read_by = {label: metric for label, metric in work.metrics.items() if metric.aim == traces[0].aim}
+    read_by = {label: metric for label, metric in read_by.items() if not pairs_alone or metric.per == "pair"}
+    yield from _frames(
+        work, subject, block, name, key, traces, {label: metric for label, metric in read_by.items() if not is_alone(metric)}
+    )
+    alone = {label: metric for label, metric in read_by.items() if is_alone(metric)}
+    for sample in block.samples() if alone else ():
+        sample_key, trace = traces_of(work, subject, sample, name, None, "clean")
+        shelf = subject.store.shelf(sample_key)
+        yield from _frames(work, subject, sample, name, sample_key, trace, alone, shelf)
+        shelf.clear()
+        tick(1)
+
+
+def _frames(
+    work: Work,
+    subject: Subject,
+    block: Block,
+    name: str,
+    key: str,
+    traces: Sequence[Trace],
+    metrics: Mapping[str, Metric],
+    progress: Progress | None = None,
+) -> Iterator[pd.DataFrame]:
     labels = None if work.labels is None else work.labels[block.rows.start : block.rows.stop]
-    random = SampleRandom.of(work.plan.seed, block.ids)
     context = Context(
         encoder=subject.encoder,
         divergence=work.divergence,
-        random=random,
+        random=SampleRandom.of(work.plan.seed, block.ids),
         known_labels=labels,
         read=lambda: block.inputs_for(subject.encoder),
         batch=work.batch,
         shared=subject.shared_for(block, None),
+        progress=progress,
     )
-    for label, metric in work.metrics.items():
-        if metric.aim != traces[0].aim or (pairs_alone and metric.per != "pair"):
-            continue
+    for label, metric in metrics.items():
         named = metric_key(work, key, metric)
         found = subject.store.load(named)
         if found is None:
@@ -325,6 +360,13 @@ def attack_key(work: Work, encoder: str, block: Block, attack: Attack | None, ai
     """
     made_by = [work.print_of(attack), aim, work.print_of(work.divergence), work.plan.seed, work.batch]
     return key_of(["attack", encoder, *made_by, block.ids, str(work.device), core_versions()])
+
+
+def metric_keys(work: Work, subject_fingerprint: str, block: Block, key: str, metric: Metric) -> list[str]:
+    """Return the keys of what a metric keeps of the attack's block of that key: one, or one a sample where it sees them alone."""
+    if not is_alone(metric):
+        return [metric_key(work, key, metric)]
+    return [metric_key(work, attack_key(work, subject_fingerprint, sample, None, "clean"), metric) for sample in block.samples()]
 
 
 def metric_key(work: Work, key: str, metric: Metric) -> str:
@@ -372,7 +414,8 @@ def _rows_of(
     looked: set[str] = subject.shared["looked"]  # one that looked and shares what it saw need not look again
     if subject.bank.reads > reads:
         looked.add(label)
-    if label not in looked or passes_of(subject.encoder) != passes or subject.strict or len(subject.bank.parts.unique()) == 1:
+    ran = passes_of(subject.encoder) != passes or is_alone(metric)
+    if label not in looked or ran or subject.strict or len(subject.bank.parts.unique()) == 1:
         return found
     values = [name for name in found if name.startswith("value/")]
     for part, bank in subject.reduced.items():

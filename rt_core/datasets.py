@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,21 @@ class Samples:
     def labels(self, rows: Sequence[int]) -> list[int] | None:
         """Return the labels of these rows, or None where the dataset has none."""
         return None if self.find_labels is None else self.find_labels(rows)
+
+    def picked(self, rows: Sequence[int]) -> "Samples":
+        """Return the samples of these rows, in this order, as a dataset.
+
+        Raises:
+            InvalidInputs: no row, or one twice.
+        """
+        chosen = tuple(rows)
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in chosen),
+            read=_Of(self.read, chosen),
+            find_labels=None if self.find_labels is None else _Of(self.find_labels, chosen),
+            groups=None if self.groups is None else tuple(self.groups[row] for row in chosen),
+        )
 
 
 def tensors(
@@ -230,6 +245,17 @@ class _Rows:
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         return self.values[torch.as_tensor(rows, dtype=torch.long)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Of:
+    """What is asked of some rows of a whole."""
+
+    ask: Callable[[Sequence[int]], Any]
+    chosen: tuple[int, ...]
+
+    def __call__(self, rows: Sequence[int]) -> Any:
+        return self.ask([self.chosen[row] for row in rows])
 
 
 @dataclass(frozen=True, eq=False)

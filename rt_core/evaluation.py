@@ -18,7 +18,7 @@ from rt_core.encoders import Encoder, as_encoder
 from rt_core.errors import PlanError
 from rt_core.fingerprints import fingerprint
 from rt_core.registry import Use, installed, use
-from rt_core.traces import AIMS, Attack, FrozenTensor, Metric, Suite, aims_of, check_metric
+from rt_core.traces import AIMS, Attack, FrozenTensor, Metric, Suite, aims_of, check_metric, needs_fit
 
 __all__ = ["Evaluation", "describe"]
 
@@ -90,7 +90,7 @@ class Evaluation:
         self._check_aims(families, metrics)
         if self.train is None:
             made = {**{label: one for members in families.values() for label, one in members.items()}, **metrics}
-            unfitted = [label for label, thing in made.items() if callable(getattr(thing, "fit", None))]
+            unfitted = [label for label, thing in made.items() if needs_fit(thing)]
             if unfitted:
                 raise PlanError(
                     f"the plan has no train, and {', '.join(map(repr, unfitted))} must be fitted; give train= samples that are not attacked"

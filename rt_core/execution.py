@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rt_core import diagnosis
-from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_key, note_frame, traces_of, worst_traces
+from rt_core.blocks import Block, Subject, Work, attack_key, core_versions, metric_frames, metric_keys, note_frame, traces_of, worst_traces
 from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import InvalidInputs, PlanError, RobustnessWarning, RtError
@@ -31,7 +31,7 @@ from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progres
 from rt_core.registry import Use, installed
 from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
-from rt_core.traces import AIMS, Attack, Trace, aims_of, passes_of_attack
+from rt_core.traces import AIMS, Attack, Trace, aims_of, is_alone, needs_fit, passes_of_attack
 
 __all__ = ["clean_of", "evaluated", "find_device", "fingerprint_of", "made_encoder", "run", "samples_of", "store_of"]
 
@@ -98,7 +98,8 @@ def evaluated(
     with torch.inference_mode(False):
         _warn_of_rows_to_miss(work)
         estimate = sum(_rehearse(work, label, given, kept, fitting) for label, given in plan.encoders.items())
-        ticks = len(work.order) + work.attacked * sum(attack is not None for _, attack, _ in work.jobs())
+        jobs = sum(attack is not None for _, attack, _ in work.jobs()) + any(map(is_alone, work.metrics.values()))
+        ticks = len(work.order) + work.attacked * jobs
         with progress_bar(progress, ticks * len(plan.encoders), f"about {max(1, round(estimate / 60))} min") as bar:
             for group in [[*plan.encoders.items()]] if together else [[item] for item in plan.encoders.items()]:
                 with contextlib.ExitStack() as held:
@@ -153,7 +154,7 @@ def _evaluate(work: Work, subject: Subject, block: Block, frames: list[pd.DataFr
     for name, attack, aim in work.jobs():
         bar.set_postfix_str(f"{subject.label} {name} {aim}", refresh=False)
         key, traces = traces_of(work, subject, block, name, attack, aim)
-        frames += metric_frames(work, subject, block, name, key, traces)
+        frames += metric_frames(work, subject, block, name, key, traces, tick=bar.update)
         notes += [note_frame(subject, name, trace) for trace in traces]
         if aim == "target" and traces:
             toward[name] = key, traces[-1]
@@ -264,6 +265,10 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
                     "have nothing to follow, and their rows say nothing about its robustness"
                 )
         subject = Subject(label, encoder, "", work.bank(clean), Store(None, {}), strict=True)
+        reduced = {name: metric.rehearsal() for name, metric in work.metrics.items() if hasattr(metric, "rehearsal")}
+        if reduced and any(aim == "clean" for *_, aim in pending):
+            seconds += whole * work.attacked * _passes_to_come(work, subject, reduced)
+        work = work.fitted(work.attacks, {name: metric for name, metric in work.metrics.items() if name not in reduced})
         block = Block(work, range(_REHEARSED))
         for name, attack, aim in pending:
             began = time.monotonic()
@@ -280,12 +285,27 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
     return seconds
 
 
+def _passes_to_come(work: Work, subject: Subject, reduced: Mapping[str, Any]) -> float:
+    """Send two samples through the reduced metrics; return how many passes a sample the metrics themselves will take.
+
+    Metrics share passes: by as much as the reduced ones do.
+    """
+    block, before = Block(work, range(_REHEARSED)), passes_of(subject.encoder)
+    key, traces = traces_of(work, subject, block, "-", None, "clean")
+    list(metric_frames(work.fitted(work.attacks, reduced), subject, block, "-", key, traces))
+    after = passes_of(subject.encoder)
+    made = after.forwards + after.backwards - before.forwards - before.backwards
+    told, few = (sum(sum(passes_of_attack(metrics[name]) or ()) for name in reduced) for metrics in (work.metrics, reduced))
+    return told * made / max(few * _REHEARSED, 1)
+
+
 def _pending(work: Work, fingerprint: str, store: Store) -> Iterator[tuple[str, Attack | None, str]]:
     """Yield the jobs of which some block is not in the store."""
     for name, attack, aim in work.jobs():
         for block in work.blocks(0, work.attacked):
             key = attack_key(work, fingerprint, block, attack, aim)
-            needed = [metric_key(work, key, metric) for metric in work.metrics.values() if metric.aim == aim]
+            read_by = [metric for metric in work.metrics.values() if metric.aim == aim]
+            needed = [one for metric in read_by for one in metric_keys(work, fingerprint, block, key, metric)]
             if not all(map(store.has, needed if attack is None else [key, *needed])):
                 yield name, attack, aim
                 break
@@ -333,7 +353,7 @@ def _manifest(
     attacked, quantile_bank = work.order[: work.attacked], min(work.plan.quantile_bank, len(work.order))
     plan = work.plan.describe()
     for what, made in (("attacks", work.attacks), ("metrics", work.metrics)):
-        for label in (label for label, thing in made.items() if callable(getattr(thing, "fit", None))):
+        for label in (label for label, thing in made.items() if needs_fit(thing)):
             about = plan[what][label]  # other samples to fit on make it another thing
             plan[what][label] = {**(about if isinstance(about, dict) else {"described": about}), "train": train}
     return {

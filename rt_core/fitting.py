@@ -1,7 +1,7 @@
 """Attacks and metrics that are fitted on the plan's ``train`` before they are used: once for each encoder, and kept in the store."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rt_core.errors import PlanError
 from rt_core.fingerprints import fingerprint
 from rt_core.randomness import SampleRandom
 from rt_core.store import Store, key_of
-from rt_core.traces import FrozenTensor
+from rt_core.traces import FrozenTensor, needs_fit, parts_of
 
 __all__ = ["Fitting"]
 
@@ -26,12 +26,14 @@ class Fitting:
     """What a plan fits on: its ``train``, known by ``key``.
 
     ``attack.fit(encoder, train, divergence, random=…)`` and ``metric.fit(encoder, train, random=…)`` return what they are called on with some
-    fields set: tensors (``FrozenTensor``), numbers or strings, which is what a store can keep.
+    fields set: tensors (``FrozenTensor``), numbers or strings, which is what a store can keep. What stands in a field of an attack or a
+    metric is fitted like a metric; equal ones, in however many metrics, once.
     """
 
     train: Samples | None
     key: str
     store: Store
+    made: dict[str, Any] = field(default_factory=dict)
 
     def fitted(self, work: Work, encoder: Encoder, encoder_fingerprint: str, *, rehearsal: bool = False) -> Work:
         """Return the work with everything that has a ``fit`` fitted to this encoder; from the store where it is there.
@@ -42,22 +44,25 @@ class Fitting:
         if train is None:
             return work
         if rehearsal:
-            train = replace(train, ids=train.ids[:_FEW], groups=None if train.groups is None else train.groups[:_FEW])
+            train = train.picked(sorted({round(row) for row in np.linspace(0, len(train) - 1, _FEW)}))
         random = SampleRandom.of(work.plan.seed, ["fit"])
 
         def of(thing: Any, *moved_by: Any) -> Any:
-            if not callable(getattr(thing, "fit", None)):
-                return thing
-            about = [work.print_of(thing), encoder_fingerprint, self.key, fingerprint(moved_by), work.plan.seed, str(work.device)]
+            parts = {name: of(part) for name, part in parts_of(thing).items() if needs_fit(part)}
+            whole = replace(thing, **parts) if parts else thing
+            if not needs_fit(whole):
+                return whole
+            about = [work.print_of(whole), encoder_fingerprint, self.key, fingerprint(moved_by), work.plan.seed, str(work.device)]
             key = key_of(["fit", *about, core_versions()])
-            found = self.store.load(key)
-            if found is not None:
-                return replace(thing, **_from_arrays(found))
-            made = thing.fit(encoder, train, *moved_by, random=random)
-            arrays = _to_arrays(thing, made)
-            if not rehearsal:
-                self.store.save(key, arrays)
-            return made
+            if (found := self.store.load(key)) is not None:
+                return replace(whole, **_from_arrays(found))
+            known = f"{key}{rehearsal}"
+            if known not in self.made:
+                self.made[known] = whole.fit(encoder, train, *moved_by, random=random)
+                arrays = _to_arrays(whole, self.made[known])
+                if not rehearsal:
+                    self.store.save(key, arrays)
+            return self.made[known]
 
         return work.fitted(
             {label: of(attack, work.divergence) for label, attack in work.attacks.items()},
@@ -76,7 +81,7 @@ def _to_arrays(before: Any, after: Any) -> dict[str, np.ndarray]:
             f"fit of {type(before).__name__} returned {type(after).__name__}; it must return itself, a dataclass, with fields set"
         )
     arrays = {}
-    for name in (field.name for field in fields(after)):
+    for name in (one.name for one in fields(after)):
         value = getattr(after, name)
         if value == getattr(before, name):
             continue

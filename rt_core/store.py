@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from rt_core.errors import RobustnessWarning, StoreError
 
-__all__ = ["Store", "alone_in", "kept_batch", "key_of", "written"]
+__all__ = ["Shelf", "Store", "alone_in", "kept_batch", "key_of", "written"]
 
 _MARKER = "identity.json"
 _HOST = platform.node()
@@ -77,6 +79,10 @@ class Store:
         with written(self.folder, f"blocks/{key}.npz") as file:
             np.savez(file, key=np.array(key), **arrays)  # type: ignore[arg-type]  # its stub takes any name for allow_pickle
 
+    def shelf(self, key: str) -> "Shelf":
+        """Return a place for what is half done under a key."""
+        return Shelf(self, key)
+
     def mapped(self, key: str, shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> np.ndarray:
         """Return an array that is mapped from a file, to which its parts are written one after the other if it is not there."""
         assert self.folder is not None, "an array is mapped from a folder"
@@ -93,6 +99,30 @@ class Store:
             if known[what] != value:
                 remedy = f"give another folder, put the {what} back as it was, or remove the folder"
                 raise StoreError(f"{folder} holds a run of another {what} ({known[what]!r}, now {value!r}); {remedy}")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A place in a store for what is half done; cleared when the whole is there."""
+
+    store: Store
+    key: str
+
+    def load(self, name: str) -> dict[str, np.ndarray] | None:
+        """Return what was saved under a name, or None."""
+        return self.store.load(self._part(name))
+
+    def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep arrays under a name."""
+        self.store.save(self._part(name), arrays)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        if self.store.folder is not None:
+            shutil.rmtree(self.store.folder / "blocks" / self.key, ignore_errors=True)
+
+    def _part(self, name: str) -> str:
+        return f"{self.key}/{key_of(name)}"
 
 
 def kept_batch(folder: str | Path | None) -> int | None:
@@ -164,7 +194,7 @@ def _reported(folder: Path, path: Path) -> Iterator[None]:
 def _remove_leftovers(folder: Path) -> None:
     """Remove what processes of this machine had half written when they were killed."""
     if os.name == "posix":  # elsewhere signal 0 does more than ask whether a process is there
-        for path in (*folder.glob(f"*@{_HOST}.tmp"), *folder.glob(f"blocks/*@{_HOST}.tmp")):
+        for path in folder.rglob(f"*@{_HOST}.tmp"):
             try:
                 os.kill(int(path.stem.removesuffix(f"@{_HOST}").rpartition(".")[2]), 0)
             except ProcessLookupError:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ __all__ = [
     "Divergence",
     "FrozenTensor",
     "Metric",
+    "Progress",
     "Rows",
     "Suite",
     "Trace",
@@ -34,7 +36,10 @@ __all__ = [
     "check_radii",
     "check_radius",
     "check_whole",
+    "is_alone",
     "lengths",
+    "needs_fit",
+    "parts_of",
     "passes_of_attack",
     "per_sample",
     "steps_of",
@@ -285,12 +290,23 @@ class Rows:
     notes: Sequence[str]
 
 
+class Progress(Protocol):
+    """A place for what is half done, such as a run's store has for each sample."""
+
+    def load(self, name: str) -> dict[str, np.ndarray] | None:
+        """Return what was saved under a name, or None."""
+
+    def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep arrays under a name, until the sample is done."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
     """What a metric may use besides the trace and the bank.
 
     batch: how many samples a metric that runs the encoder should send at a time; shared: a place for what does not depend on the attack,
-    the same one for all attacks on the same samples and encoder.
+    the same one for all attacks on the same samples and encoder; progress: for a metric that sees samples alone, where it may keep what
+    took long, so that a run that dies goes on inside the sample.
     """
 
     encoder: Encoder
@@ -300,6 +316,7 @@ class Context:
     read: Callable[[], Tensor] | None = None
     batch: int = 64
     shared: dict[Any, Any] = field(default_factory=dict)
+    progress: Progress | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -345,7 +362,12 @@ class Metric(Protocol):
     aim: ``"away"``, ``"target"`` or ``"clean"`` (no attack); better: ``"lower"`` or ``"higher"``; statistic: ``"rate"``, ``"mean"`` or
     ``"median"``; per: ``"sample"``, or ``"pair"`` (rows for first sides only); span: the least and the largest value. A metric on each
     encoder's own scale says ``comparable = False`` (without it, True), and two encoders are not compared by it. ``check_metric`` checks
-    all of these. A metric may have ``fit(encoder, train, *, random)``, which a run calls once for each encoder with the plan's ``train``.
+    all of these.
+
+    One of aim clean that takes long says ``alone = True``: a run gives it one sample at a time, and keeps each number as soon as it is
+    there. It may have ``rehearsal()``, a reduced metric for the rehearsal of two samples, and then says by ``passes`` how many forward and
+    backward passes a sample it takes itself. A metric, or what a field of it holds, may have ``fit(encoder, train, *, random)``, which a
+    run calls once for each encoder with the plan's ``train``.
     """
 
     aim: ClassVar[str]
@@ -381,10 +403,29 @@ def steps_of(attack: Any) -> int:
 
 
 def passes_of_attack(attack: Any) -> tuple[int, int] | None:
-    """Return the forward and backward passes a sample that an attack says it takes, or None."""
+    """Return the forward and backward passes a sample that an attack or a metric says it takes, or None."""
     passes = getattr(attack, "passes", None)
     told = isinstance(passes, tuple) and len(passes) == 2 and all(isinstance(one, int) for one in passes)
     return (passes[0], passes[1]) if told and passes is not None else None
+
+
+def is_alone(metric: Any) -> bool:
+    """Say whether a metric sees one sample at a time."""
+    return bool(getattr(metric, "alone", False))
+
+
+def parts_of(thing: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that hold a dataclass, such as the probe of a metric."""
+    if not is_dataclass(thing) or isinstance(thing, type):
+        return {}
+    held = {one.name: getattr(thing, one.name) for one in fields(thing)}
+    return {name: part for name, part in held.items() if is_dataclass(part) and not isinstance(part, (type, FrozenTensor))}
+
+
+def needs_fit(thing: Any) -> bool:
+    """Say whether an attack or metric, or a part of it, has a ``fit`` and is not fitted: has no ``fitted``, or one that is none."""
+    own = callable(getattr(thing, "fit", None)) and not getattr(thing, "fitted", None)
+    return own or any(map(needs_fit, parts_of(thing).values()))
 
 
 def check_metric(metric: Any, label: str) -> None:
@@ -408,6 +449,8 @@ def check_metric(metric: Any, label: str) -> None:
         raise PlanError(
             f"span of metric {label!r} is {span!r}; the interval of a {metric.statistic} needs a finite one: give it, or take 'median'"
         )
+    if is_alone(metric) and metric.aim != "clean":
+        raise PlanError(f"metric {label!r} sees samples alone, and its aim is {metric.aim!r}; only one of aim 'clean' can")
     if metric.per == "pair" and metric.aim != "target":
         raise PlanError(f"per of metric {label!r} is 'pair', and its aim {metric.aim!r}; pairs are measured under aim 'target'")
 

@@ -1,0 +1,125 @@
+"""One input under Gaussian noise: its representations, in a stream for each purpose, made once for all certificates that ask."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rt_core.encoders import Encoder
+from rt_core.perturbing import represent_rows
+from rt_core.randomness import SampleRandom
+from rt_core.traces import Context, Progress
+
+__all__ = ["Draws"]
+
+_CHUNK = 1024  # representations that are given, remembered and kept at a time
+_NOISE = 64  # draws of noise that come out of one stream
+_AT_ONCE = 2**20  # values of small inputs that go through the encoder together, where the batch alone would be few
+_REMEMBERED = 2**30  # bytes of representations; what is beyond is made again by whoever asks for it
+_WORTH_KEEPING = 2.0  # seconds that a chunk must have cost
+
+
+class Draws:
+    """Representations f(x + σ·noise) of one input x, noise of the standard normal distribution.
+
+    The draw at a place of a purpose's stream depends on (seed, sample id, x itself, purpose, place) alone: not on the batch, nor on how many
+    are asked for. An input that was changed has other draws under the same id, so that draws at two points are independent, as the
+    statements about two points need. The encoder is called as it is, outside its bounds too, unless ``clip``.
+
+    They are remembered, and with ``progress`` those that took long are kept, so that who comes next, or again, pays nothing.
+
+    Args:
+        inputs: one input, [*input].
+        random: of one sample.
+        sigma: standard deviation of the noise, in the units of the encoder's bounds.
+        clip: whether noisy inputs are clipped to the bounds, which makes clipping a part of what is smoothed.
+        batch: how many go through the encoder together; of inputs so small that 2^20 values hold more, up to 16 times as many.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        inputs: Tensor,
+        random: SampleRandom,
+        *,
+        sigma: float,
+        clip: bool = False,
+        batch: int = 64,
+        progress: Progress | None = None,
+    ) -> None:
+        self._encoder, self._inputs, self._random = encoder, inputs, random
+        self._sigma, self._clip, self._progress = sigma, clip, progress
+        self._size = batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
+        # In bytes on the CPU: the same input has the same draws on every device.
+        self._content = hashlib.blake2b(inputs.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+        self._known: dict[tuple[str, int], Tensor] = {}
+        self._bytes = 0
+
+    @classmethod
+    def of(cls, context: Context, *, sigma: float, clip: bool = False) -> "Draws":
+        """Return the draws that all metrics share which see this sample alone.
+
+        Raises:
+            ValueError: the context is of several samples.
+        """
+        if len(context.random.ids) != 1:
+            raise ValueError(f"the context is of {len(context.random.ids)} samples; draws are of one: say alone = True on the metric")
+        key = ("draws", float(sigma), bool(clip))
+        if key not in context.shared:
+            context.shared[key] = cls(
+                context.encoder,
+                context.inputs[0],
+                context.random,
+                sigma=sigma,
+                clip=clip,
+                batch=context.batch,
+                progress=context.progress,
+            )
+        return context.shared[key]
+
+    def chunks(self, purpose: str, count: int) -> Iterator[Tensor]:
+        """Yield the first ``count`` representations of a purpose's stream in order, [up to 1,024, dim], on the CPU.
+
+        Raises:
+            EncoderError: one of them is not finite.
+        """
+        for start in range(0, count, _CHUNK):
+            yield self._chunk(purpose, start, min(_CHUNK, count - start))
+
+    def _chunk(self, purpose: str, start: int, wanted: int) -> Tensor:
+        key, name = (purpose, start), f"{purpose}-{self._sigma!r}-{self._clip}-{self._content}-{start}"
+        known = self._known.get(key)
+        if known is None and self._progress is not None and (found := self._progress.load(name)) is not None:
+            known = self._remember(key, torch.from_numpy(found["representations"]))
+        if known is not None and len(known) >= wanted:
+            return known[:wanted]
+        first, began = 0 if known is None else len(known), time.monotonic()
+        made = [] if known is None else [known]
+        with torch.inference_mode(False), self._encoder.in_use():
+            for place in range(start + first, start + wanted, self._size):
+                noisy = self._noisy(purpose, place, min(place + self._size, start + wanted))
+                made.append(represent_rows(self._encoder, noisy, self._size))
+        whole = self._remember(key, torch.cat(made))
+        if self._progress is not None and time.monotonic() - began > _WORTH_KEEPING:
+            self._progress.save(name, {"representations": whole.numpy()})
+        return whole
+
+    def _noisy(self, purpose: str, first: int, last: int) -> Tensor:
+        """Return the noisy inputs at the places from ``first`` up to ``last`` of a stream."""
+        shape = (_NOISE, *self._inputs.shape)
+        streams = range(first // _NOISE, -(-last // _NOISE))
+        noise = torch.cat([self._random.normal(f"{purpose}/{self._content}/{one}", shape)[0] for one in streams])
+        chosen = noise[first - streams.start * _NOISE : last - streams.start * _NOISE]
+        noisy = self._inputs.cpu() + self._sigma * chosen.to(self._inputs.dtype)
+        return self._encoder.clip(noisy) if self._clip else noisy
+
+    def _remember(self, key: tuple[str, int], representations: Tensor) -> Tensor:
+        before: Any = self._known.get(key)
+        more = representations.nbytes - (0 if before is None else before.nbytes)
+        if self._bytes + more <= _REMEMBERED:
+            self._known[key] = representations
+            self._bytes += more
+        return representations
