@@ -40,6 +40,7 @@ _REHEARSAL_BANK = 32
 _SPOTS = 16
 # Above this many bytes a stored run's bank is mapped from its file instead of held in memory.
 _MAPPED = 256 * 2**20
+_LONG = 600  # seconds that a run is announced to take, bar or no bar
 # A sample whose nearest other is nearer than this share of the median distance between clean samples is reported as a near-duplicate.
 _DUPLICATE = 1e-3
 
@@ -100,7 +101,16 @@ def evaluated(
         estimate = sum(_rehearse(work, label, given, kept, fitting) for label, given in plan.encoders.items())
         jobs = sum(attack is not None for _, attack, _ in work.jobs()) + any(map(is_alone, work.metrics.values()))
         ticks = len(work.order) + work.attacked * jobs
-        with progress_bar(progress, ticks * len(plan.encoders), f"about {max(1, round(estimate / 60))} min") as bar:
+        if estimate > _LONG:
+            again = (
+                "the same call goes on where it was stopped"
+                if store is not None
+                else "give store=, so that it can go on where it was stopped"
+            )
+            _say(
+                f"about {_hours(estimate)} on {work.device}, says a rehearsal of two samples; fewer attacked, draws or steps take less; {again}"
+            )
+        with progress_bar(progress, ticks * len(plan.encoders), f"about {_hours(estimate)}") as bar:
             for group in [[*plan.encoders.items()]] if together else [[item] for item in plan.encoders.items()]:
                 with contextlib.ExitStack() as held:
                     studied = [_opened(work, label, given, kept, fitting, held, bar) for label, given in group]
@@ -461,6 +471,11 @@ def find_device(device: str) -> torch.device:
 
 def _say(what: str) -> None:
     warnings.warn(what, RobustnessWarning, stacklevel=5)
+
+
+def _hours(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _finite(edge: float) -> float | None:

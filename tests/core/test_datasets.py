@@ -495,3 +495,17 @@ def test_what_is_read_is_the_same_each_time(pictures):
     first, second = read_one(root, size=33), read_one(root, size=33)
     assert torch.equal(first, second)
     assert torch.equal(represent(Encoder(lambda inputs: inputs.flatten(1), name="flat"), root), all_of(as_samples(root)).flatten(1))
+
+
+def test_some_rows_are_a_dataset_of_their_own():
+    whole = tensors(torch.arange(12.0).reshape(6, 2), ids="abcdef", labels=[0, 1, 2, 3, 4, 5], groups="uuvvww", name="letters")
+    some = whole.picked([4, 1, 5])
+    assert (some.name, some.ids, some.groups, len(some)) == ("letters", ("e", "b", "f"), ("w", "u", "w"), 3)
+    assert some.inputs([2, 0]).tolist() == [[10.0, 11.0], [8.0, 9.0]]
+    assert some.labels([1, 2]) == [1, 5]
+    assert some.picked([2]).inputs([0]).tolist() == [[10.0, 11.0]]
+    assert pickle.loads(pickle.dumps(some)).inputs([0]).tolist() == [[8.0, 9.0]]
+    assert tensors(torch.zeros(3, 2)).picked([1]).labels([0]) is None
+    for rows, words in (([], "is empty"), ([1, 1], "1 repeated ids")):
+        with pytest.raises(InvalidInputs, match=words):
+            whole.picked(rows)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rt_core import Ball, Evaluation, PlanError, Results, RobustnessWarning, represent, run, use
+from rt_core.datasets import as_samples
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
-from rt_unsupervised_attacks import UPGD, UniversalPerturbation
+from rt_unsupervised_attacks import LPGD, UPGD, UniversalPerturbation
 
 TRAIN = tiny_inputs(50, purpose="train")
 CALLS = []
@@ -93,6 +94,86 @@ def test_a_fit_is_kept_and_not_made_again(tmp_path):
     other = run(plan(train=tiny_inputs(50, purpose="other")), store=tmp_path, progress=False)
     assert len([call for call in CALLS if call[2] == 50]) == 4
     assert not other.frame["value"].equals(first.frame["value"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Center:
+    """The mean training representation, as a part of metrics and losses."""
+
+    power: int = 1
+    fitted: FrozenTensor | None = None
+
+    def fit(self, encoder, train, *, random):
+        CALLS.append(("part", encoder.name, len(train)))
+        return replace(self, fitted=FrozenTensor.of(represent(encoder, train).mean(0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromCenter:
+    """How far a representation is from a center."""
+
+    center: Center = Center()
+    scale: float = 1.0
+    aim: ClassVar[str] = "away"
+    better: ClassVar[str] = "lower"
+    statistic: ClassVar[str] = "median"
+    per: ClassVar[str] = "sample"
+    span: ClassVar[tuple[float, float]] = (0, float("inf"))
+
+    def __call__(self, trace, bank, context):
+        return self.scale * (trace.adversarial - self.center.fitted.on(torch.device("cpu"))).double().norm(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    """A loss, which holds a metric, which holds a center."""
+
+    inner: FromCenter = FromCenter()
+
+    def __call__(self, encoder, batch, moved, random):
+        return (encoder(moved) - self.inner.center.fitted.on(moved.device)).norm(dim=1)
+
+
+def test_a_part_is_fitted_once_however_many_metrics_and_attacks_hold_it(tmp_path):
+    CALLS.clear()
+    metrics = {"far": FromCenter(), "twice": FromCenter(scale=2.0), "other": FromCenter(center=Center(power=2))}
+    attacks = {"loss": LPGD(loss=Nested(), epsilon=0.1, steps=3)}
+    results = run(plan(encoders={"one": tiny_encoder(seed=1)}, metrics=metrics, attacks=attacks), store=tmp_path, progress=False)
+    assert [size for kind, _, size in CALLS if kind == "part"].count(50) == 2  # of power 1 and of power 2
+    values = {name: rows["value"].to_numpy() for name, rows in results.frame.groupby("metric")}
+    assert values["twice"].tolist() == (2 * values["far"]).tolist()
+    assert values["other"].tolist() == values["far"].tolist()
+    assert results.manifest["plan"]["metrics"]["far"]["train"] == results.manifest["plan"]["attacks"]["loss"]["train"] != ""
+    CALLS.clear()
+    again = run(plan(encoders={"one": tiny_encoder(seed=1)}, metrics=metrics, attacks=attacks), store=tmp_path, progress=False)
+    assert CALLS == []
+    pd.testing.assert_frame_equal(results.frame, again.frame)
+
+
+def test_what_is_fitted_already_is_taken_as_it_is():
+    center = Center().fit(tiny_encoder(seed=1), as_samples(TRAIN), random=None)
+    CALLS.clear()
+    parts = {"encoders": {"one": tiny_encoder(seed=1)}, "attacks": {"noise": use("uniform_noise", epsilon=0.1)}}
+    given = run(plan(**parts, train=None, metrics={"far": FromCenter(center=center)}), progress=False)
+    assert CALLS == []
+    fitted = run(plan(**parts, metrics={"far": FromCenter()}), progress=False)
+    assert given.frame["value"].tolist() == fitted.frame["value"].tolist()
+    with pytest.raises(PlanError, match="the plan has no train, and 'far' must be fitted"):
+        plan(**parts, train=None, metrics={"far": FromCenter()})
+
+
+def test_the_rehearsal_fits_on_samples_of_all_of_train():
+    rows = []
+
+    class Looking(Center):
+        def fit(self, encoder, train, *, random):
+            rows.append(train.ids)
+            return super().fit(encoder, train, random=random)
+
+    run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Looking())}), progress=False)
+    assert len(rows[0]) == 32
+    assert (rows[0][0], rows[0][-1]) == ("0", "49")
+    assert len(rows[-1]) == 50
 
 
 def test_what_must_be_fitted_needs_something_to_be_fitted_on():
