@@ -17,14 +17,15 @@ from rt_core.encoders import Encoder
 from rt_core.errors import PlanError
 from rt_core.evaluation import describe
 from rt_core.neighbors import Bank
-from rt_core.perturbing import perturb
+from rt_core.perturbing import passes_of, perturb
 from rt_core.randomness import SampleRandom
 from rt_core.testing.examples import Reading, read_example, tiny_encoder, tiny_inputs
-from rt_core.traces import Attempt, Batch, Rows, Trace, aims_of, ball_of, check_metric
+from rt_core.traces import Attempt, Batch, Rows, Trace, aims_of, ball_of, check_metric, is_alone, passes_of_attack
 
 __all__ = ["ATTACK_CHECKS", "ENCODER_CHECKS", "METRIC_CHECKS"]
 
 _OTHERS = 12  # in the bank
+_REHEARSAL = 64  # passes
 
 # Attacks
 
@@ -201,11 +202,26 @@ def is_a_frozen_value_or_a_function(metric: Any) -> None:
 
 def leaves_what_it_reads_alone(metric: Any) -> None:
     reading = read_example(metric.aim)
+    reading = reading.sample(0) if is_alone(metric) else reading
     before = {name: value.clone() for name, value in vars(reading.trace).items() if isinstance(value, Tensor)}
     with _unchanged(reading.context.encoder.module), _untouched_generators():
         metric(*reading)
     for name, value in before.items():
         assert torch.equal(getattr(reading.trace, name), value), f"the metric changed the trace's {name}"
+
+
+def takes_the_passes_that_it_says(metric: Any) -> None:
+    if not hasattr(metric, "rehearsal"):
+        return
+    reading = read_example(metric.aim)
+    for one, most in ((metric, None), (metric.rehearsal(), _REHEARSAL)):
+        told, alone = passes_of_attack(one), reading.sample(0)
+        before = passes_of(alone.context.encoder)
+        one(*alone)
+        after = passes_of(alone.context.encoder)
+        made = (after.forwards - before.forwards, after.backwards - before.backwards)
+        assert told == made, f"{type(one).__name__} says it takes {told} passes, and took {made}"
+        assert most is None or sum(made) <= most, f"its rehearsal takes {sum(made)} passes; a run waits for it, so at most {most}"
 
 
 # Encoders: the second argument is the shape of one input
@@ -276,6 +292,7 @@ METRIC_CHECKS: tuple[Callable[..., None], ...] = (
     says_how_its_numbers_are_read,
     is_a_frozen_value_or_a_function,
     leaves_what_it_reads_alone,
+    takes_the_passes_that_it_says,
 )
 ENCODER_CHECKS: tuple[Callable[..., None], ...] = (
     gives_a_vector_a_sample,
@@ -319,6 +336,9 @@ def _call(attack: Any, encoder: Encoder, batch: Batch) -> Any:
 
 
 def _numbers(metric: Any, reading: Reading) -> dict[str, Tensor]:
+    if is_alone(metric) and len(reading.trace) > 1:
+        each = [_numbers(metric, reading.sample(row)) for row in range(len(reading.trace))]
+        return {name: torch.cat([one[name] for one in each]) for name in each[0]}
     measured = metric(*reading)
     parts = measured if isinstance(measured, dict) else {"": measured}
     return {name: torch.as_tensor(rows.values if isinstance(rows, Rows) else rows) for name, rows in parts.items()}

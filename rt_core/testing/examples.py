@@ -65,6 +65,14 @@ class Reading(NamedTuple):
     bank: Bank
     context: Context
 
+    def sample(self, row: int) -> "Reading":
+        """Return what a metric that sees samples alone is called with for one of them (of aim clean)."""
+        one, trace, context = slice(row, row + 1), self.trace, self.context
+        tensors = {name: getattr(trace, name)[one] for name in ("clean", "adversarial", "divergence")}
+        labels = None if context.known_labels is None else context.known_labels[one]
+        alone = replace(context, random=context.random.select(one), known_labels=labels, read=lambda: context.inputs[one], shared={})
+        return Reading(replace(trace, ids=trace.ids[one], **tensors), self.bank, alone)
+
 
 def read_example(aim: str, *, attacked: int = 12, bank: int = 40, order: Sequence[int] | None = None) -> Reading:
     """Make a trace of ``attacked`` samples of a ``bank``, each moved some way to its target or its mirror image; or of rows in an ``order``.

@@ -186,6 +186,38 @@ def changing(trace, context):
     return trace.divergence
 
 
+class Rehearsed(Reading):
+    """One that sees samples alone, and says what it takes."""
+
+    alone = True
+    passes = (20, 0)
+    reduced: Any = None
+
+    def rehearsal(self):
+        return self.reduced or self
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Look at one sample so many times."""
+
+    times: int
+
+    def __call__(self, trace, context):
+        assert len(trace) == len(context.inputs) == len(context.labels) == 1
+        for _ in range(self.times):
+            context.encoder(context.inputs)
+        return trace.divergence
+
+
+class Long(Rehearsed):
+    passes = (65, 0)
+
+
+class Untold(Rehearsed):
+    reduced = Rehearsed(Looking(3), aim="clean")
+
+
 METRICS_THAT_BREAK = {
     "gives_one_number_a_row": [
         Reading(lambda trace, context: trace.clean),
@@ -214,6 +246,11 @@ METRICS_THAT_BREAK = {
         Reading(changing),
         Reading(lambda trace, context: context.encoder.module.train(False) and torch.rand(len(trace))),
     ],
+    "takes_the_passes_that_it_says": [
+        Rehearsed(Looking(21), aim="clean"),
+        Long(Looking(65), aim="clean"),
+        Untold(Looking(20), aim="clean"),
+    ],
 }
 
 
@@ -222,6 +259,11 @@ def test_a_metric_that_breaks_a_promise_fails_the_check_of_that_name(check):
     for metric in METRICS_THAT_BREAK[check.__name__]:
         with pytest.raises(AssertionError):
             check(metric)
+
+
+@pytest.mark.parametrize("check", METRIC_CHECKS, ids=lambda check: check.__name__)
+def test_a_metric_that_sees_samples_alone_is_checked_so(check):
+    check(Rehearsed(Looking(20), aim="clean"))
 
 
 @pytest.mark.parametrize("aim", ["away", "target", "clean"])
