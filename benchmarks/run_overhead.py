@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 import rt_core as rt
-from rt_core import blocks, demo, diagnosis, execution, perturbing, registry, store
+from rt_core import blocks, demos, diagnosis, execution, perturbing, registry, store
 from rt_core.datasets import Samples
 from rt_core.encoders import Encoder
 from rt_core.results import Results
@@ -96,9 +96,7 @@ def named(plan: rt.Evaluation) -> list[tuple[str, Any, str]]:
 
 def scaled(steps: int) -> rt.Evaluation:
     """Return the demo's plan with that many steps an attack."""
-    plan, left_out = demo.demo_plan()
-    if left_out:
-        print(f"not installed, so left out: {', '.join(left_out)}")
+    plan = demos.digits_plan()
     attacks = {}
     for label, used in plan.attacks.items():
         options = dict(used.options)

@@ -4,6 +4,7 @@ from rt_core.checking import check as check
 from rt_core.encoders import Encoder as Encoder
 from rt_core.entries import AttackEntry as AttackEntry
 from rt_core.entries import DatasetEntry as DatasetEntry
+from rt_core.entries import DemoEntry as DemoEntry
 from rt_core.entries import EncoderEntry as EncoderEntry
 from rt_core.entries import MetricEntry as MetricEntry
 from rt_core.errors import AmbiguousName as AmbiguousName
@@ -30,6 +31,7 @@ from rt_core.perturbing import represent as represent
 from rt_core.randomness import SampleRandom as SampleRandom
 from rt_core.registry import attack as attack
 from rt_core.registry import dataset as dataset
+from rt_core.registry import demo as demo
 from rt_core.registry import encoder as encoder
 from rt_core.registry import installed as installed
 from rt_core.registry import metric as metric

@@ -50,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "list", _list).add_argument("kind", nargs="?", choices=KINDS, help="one kind only")
     _add(commands, "plugins", _plugins)
     demo = _add(commands, "demo", _demo)
-    demo.add_argument("--photos", action="store_true", help="real photographs and ImageNet features instead of digits (rt-samples[all])")
-    demo.add_argument("--store", help="folder of the run (default: runs/demo, or runs/photos)")
+    demo.add_argument("name", nargs="?", default="digits", help="of a demo that `rt list demo` shows (default: digits)")
+    for name in ("photos", "certificates", "generator"):
+        demo.add_argument(f"--{name}", dest="flagged", action="store_const", const=name, help=f"the same as `rt demo {name}`")
+    demo.add_argument("--store", help="folder of the run (default: runs/demo, or runs/<name>)")
     check = _add(commands, "check", _check)
     check.add_argument("encoder", help="a registered encoder, or an importable network as package.module:name")
     check.add_argument("folder", help="a folder of pictures")
@@ -95,7 +97,7 @@ def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int])
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    """List the attacks, metrics, encoders and datasets that are installed."""
+    """List the attacks, metrics, encoders, datasets and demos that are installed."""
     from rt_core.registry import installed
 
     kinds = [arguments.kind] if arguments.kind else list(KINDS)
@@ -117,19 +119,13 @@ def _plugins(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    """Evaluate four small encoders of real digits, as they come with rt-samples: the main job, in under two minutes."""
-    from rt_core.demo import demo_plan, photos_plan
-    from rt_core.execution import run
+    """Run a demo that needs no download: four small encoders of real digits, in under two minutes, or another one by name."""
+    from rt_core.registry import demo
 
-    plan, left_out = (photos_plan(), []) if arguments.photos else demo_plan()
-    for name in left_out:
-        print(f"rt: {name} is left out, since its plugin is not installed", file=sys.stderr)
-    store = arguments.store or ("runs/photos" if arguments.photos else "runs/demo")
-    results = run(plan, store=store)
-    first, second, *_ = plan.encoders
-    print(_table(results))
-    print(f"\n{_comparison(results, first, second, attack='u-pgd')}")
-    print(f"\nThe run is in {store}: rt show {store}; rt compare {store} {first} {second}")
+    name = arguments.flagged or arguments.name
+    store = arguments.store or ("runs/demo" if name == "digits" else f"runs/{name}")
+    results, said = demo(name, store=store)
+    print("\n\n".join(filter(None, [_table(results), said, f"The run is in {store}: rt show {store}"])))
     return _outcome_of(results)
 
 
@@ -184,7 +180,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rt_core.results import Results
 
     results = Results.load(arguments.store)
-    print(_comparison(results, arguments.first, arguments.second, level=arguments.level))
+    print(results.comparison(arguments.first, arguments.second, level=arguments.level))
     better = results.compare(arguments.first, arguments.second, level=arguments.level)["better"]
     return FOUND_WRONG if arguments.fail_if == "worse" and (better == arguments.first).any() else DONE
 
@@ -213,16 +209,6 @@ def _new_plugin(arguments: argparse.Namespace) -> int:
 
 def _table(results: Any) -> str:
     return f"{results.caption()}\n\n{results.table().to_string()}"
-
-
-def _comparison(results: Any, first: str, second: str, *, level: float = 0.95, attack: str | None = None) -> str:
-    table = results.compare(first, second, level=level)
-    compared = table["p"].notna().sum()
-    heading = f"{first} minus {second}: differences of means, paired, [{level:.0%} interval], p corrected for {compared} comparisons"
-    if attack is not None:
-        table = table[table["attack"].isin([attack, "-"])]
-        heading += f"; here those of {attack}"
-    return f"{heading}\n\n{table.to_string(index=False, float_format=lambda value: f'{value:.4g}')}"
 
 
 def _outcome_of(results: Any) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rt_core.errors import InvalidInputs, ShapeError
+from rt_core.fingerprints import content_of
 from rt_core.weights import load_weights
 
 __all__ = ["Samples", "as_samples", "folder", "tensor_file", "tensors", "torch_dataset"]
@@ -263,7 +264,7 @@ class _Content:
     values: Tensor
 
     def __call__(self) -> str:
-        return hashlib.sha256(self.values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(content_of(self.values)).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Encoder(nn.Module):
         self.passes = SimpleNamespace(forwards=0, backwards=0)
         self.training = False
         self._users = 0
+        self._fingerprint: str | None = None
         self._taps_submodule = isinstance(output, str) and output in dict(self.module.named_modules())
         _warn_about(self)
 
@@ -106,7 +107,7 @@ class Encoder(nn.Module):
         modes = [(module, module.training) for module in self.module.modules()]
         flags = [(weight, weight.requires_grad) for weight in self.module.parameters()]
         home, away = self.where(), self.device or device
-        self._users = 1
+        self._users, self._fingerprint = 1, None
         try:
             for module, _ in modes:
                 module.training = False
@@ -138,8 +139,13 @@ class Encoder(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the weights, the structure and the settings, taken anew each time: two results can be told apart by it."""
-        return fingerprint([self.module, self.bounds, self.normalize, self.output, self.channels_last, str(self.device)])
+        """A hash of the weights, the structure and the settings, by which two results can be told apart.
+
+        Taken anew each time, but while the encoder is held in use: its weights are frozen then.
+        """
+        if self._fingerprint is None or not self._users:
+            self._fingerprint = fingerprint([self.module, self.bounds, self.normalize, self.output, self.channels_last, str(self.device)])
+        return self._fingerprint
 
     def train(self, mode: bool = True) -> "Encoder":
         """Do nothing: an encoder measures, so it is always in eval mode; train the network itself."""

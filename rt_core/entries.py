@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-__all__ = ["AttackEntry", "DatasetEntry", "EncoderEntry", "Entry", "MetricEntry"]
+__all__ = ["AttackEntry", "DatasetEntry", "DemoEntry", "EncoderEntry", "Entry", "MetricEntry"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -70,5 +70,11 @@ class EncoderEntry(Entry):
 
 class DatasetEntry(Entry):
     """A dataset: ``factory(**options)`` returns anything that ``rt_core`` reads samples from."""
+
+    __slots__ = ()
+
+
+class DemoEntry(Entry):
+    """What ``rt demo NAME`` runs: ``factory(store=…)`` returns ``Results``, and what is to be said beside their table, or ``""``."""
 
     __slots__ = ()

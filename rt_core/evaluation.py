@@ -246,7 +246,7 @@ def describe(value: Any) -> Any:
         return {"class": f"{type(value).__module__}.{type(value).__qualname__}", **shown}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, range)):
         return [describe(item) for item in value]
     if isinstance(value, Path):
         return str(value)
@@ -333,7 +333,7 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_toml_key(str(key))} = {_toml(item)}' for key, item in value.items())} }}"

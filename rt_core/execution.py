@@ -24,6 +24,7 @@ from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.errors import InvalidInputs, PlanError, RobustnessWarning, RtError
 from rt_core.evaluation import Evaluation, describe
+from rt_core.fingerprints import content_of
 from rt_core.fitting import Fitting
 from rt_core.gallery import Gallery, Picture
 from rt_core.neighbors import quantile_error
@@ -187,7 +188,7 @@ def clean_of(
 
     def parts() -> Iterator[np.ndarray]:
         for block in blocks:
-            yield _clean_block(work, encoder, fingerprint, store, block)
+            yield first if block is blocks[0] else _clean_block(work, encoder, fingerprint, store, block)
             tick(len(block.rows))
 
     if store.folder is not None and first.itemsize * shape[0] * shape[1] > _MAPPED:
@@ -233,7 +234,8 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
     Return the seconds that the run may take.
     """
     encoder = made_encoder(given, label)
-    with encoder.in_use(work.device):
+    on_few = any(map(needs_fit, (*work.attacks.values(), *work.metrics.values())))
+    with encoder.in_use(work.device), _quiet(on_few):
         work = fitting.fitted(work, encoder, encoder.fingerprint, rehearsal=True)
     pending = list(_pending(work, encoder.fingerprint, store))
     if not pending:
@@ -254,7 +256,8 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
     for name, attack, aim in pending:
         if attack is not None:
             check_fit(attack, encoder, aim, inputs, label=name)
-    with encoder.in_use(work.device):
+    with contextlib.ExitStack() as held:
+        held.enter_context(encoder.in_use(work.device))
         represent_rows(encoder, inputs[:1], 1)  # the first pass of a process is slow
         began = time.monotonic()
         first = represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)
@@ -275,6 +278,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
                     "have nothing to follow, and their rows say nothing about its robustness"
                 )
         subject = Subject(label, encoder, "", work.bank(clean), Store(None, {}), strict=True)
+        held.enter_context(_quiet(on_few))
         reduced = {name: metric.rehearsal() for name, metric in work.metrics.items() if hasattr(metric, "rehearsal")}
         if reduced and any(aim == "clean" for *_, aim in pending):
             seconds += whole * work.attacked * _passes_to_come(work, subject, reduced)
@@ -402,7 +406,7 @@ def _manifest(
 def fingerprint_of(samples: Samples) -> str:
     """Return what a store knows a dataset by: its name and ids, what it says of its content, and some inputs spread over it."""
     rows = sorted({round(row) for row in np.linspace(0, len(samples) - 1, _SPOTS)})
-    spots = hashlib.sha256(samples.inputs(rows).cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    spots = hashlib.sha256(content_of(samples.inputs(rows))).hexdigest()
     return key_of([samples.name, *samples.ids, samples.content() if samples.content else None, spots])
 
 
@@ -467,6 +471,15 @@ def find_device(device: str) -> torch.device:
         why = str(error).splitlines()[0]
         raise ValueError(f"device is {device!r}, which is not to be had here ({why}); 'auto' takes what there is") from error
     return torch.device(device)
+
+
+@contextlib.contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """Leave out what is said of things that are fitted on a few samples: it would not be true of those that the run fits."""
+    with warnings.catch_warnings():
+        if wanted:
+            warnings.simplefilter("ignore", RobustnessWarning)
+        yield
 
 
 def _say(what: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fingerprint"]
+__all__ = ["content_of", "fingerprint"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, Path, type(None), type(...))
 _DEPTH = 12
@@ -31,6 +31,12 @@ def fingerprint(value: Any) -> str:
     return digest.hexdigest()[:32]
 
 
+def content_of(values: Tensor) -> bytes:
+    """Return the bytes of a tensor's values, in their order."""
+    # A copy: one number may keep a stride with which its bytes cannot be viewed.
+    return values.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     if depth == 0:
         return
@@ -42,7 +48,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
         yield str(value).encode() if isinstance(value, Path) else repr(value).encode()
     elif isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield content_of(value)
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
@@ -51,7 +57,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _all((key, value[key]), below)
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, (tuple, list, range)):
         yield from _all(value, below)
     elif isinstance(value, (set, frozenset)):
         yield from _all(sorted(value, key=repr), below)

@@ -18,7 +18,7 @@ from rt_core.traces import FrozenTensor, needs_fit, parts_of
 
 __all__ = ["Fitting"]
 
-_FEW = 32
+_FEW = 64
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,12 @@
-"""The four questions that rt asks every plugin; each docstring is the manual of its hook."""
+"""The five questions that rt asks every plugin; each docstring is the manual of its hook."""
 
 from collections.abc import Iterable
 
 import pluggy
 
-from rt_core.entries import AttackEntry, DatasetEntry, EncoderEntry, MetricEntry
+from rt_core.entries import AttackEntry, DatasetEntry, DemoEntry, EncoderEntry, MetricEntry
 
-__all__ = ["PROJECT", "hookimpl", "hookspec", "rt_attacks", "rt_datasets", "rt_encoders", "rt_metrics"]
+__all__ = ["PROJECT", "hookimpl", "hookspec", "rt_attacks", "rt_datasets", "rt_demos", "rt_encoders", "rt_metrics"]
 
 PROJECT = "rt"
 
@@ -98,6 +98,28 @@ def rt_datasets() -> Iterable[DatasetEntry]:
                 name="letters",
                 summary="1,000 scanned letters, 32 pixels a side",
                 factory="rt_letters.data:letters",
+            )
+    """
+    return ()
+
+
+@hookspec
+def rt_demos() -> Iterable[DemoEntry]:
+    """Return the demos this plugin provides, which ``rt demo NAME`` runs: they need no download and take a few minutes at most.
+
+    ``factory(store=…)`` runs one, in a folder where it may go on later, and returns ``rt_core.Results`` and a text that is shown below
+    their table. Called once, when the registry is first needed: return quickly and import nothing heavy. ``factory`` is a string,
+    ``"package.module:name"``, imported when someone asks for the demo.
+
+    Example:
+        import rt_core
+
+        @rt_core.hookimpl
+        def rt_demos():
+            yield rt_core.DemoEntry(
+                name="letters",
+                summary="how robust is an encoder of scanned letters?",
+                factory="rt_letters.demo:letters",
             )
     """
     return ()

@@ -11,13 +11,19 @@ from typing import Any
 import pluggy
 
 from rt_core import builtin, hookspecs
-from rt_core.entries import AttackEntry, DatasetEntry, EncoderEntry, Entry, MetricEntry
+from rt_core.entries import AttackEntry, DatasetEntry, DemoEntry, EncoderEntry, Entry, MetricEntry
 from rt_core.errors import PluginError, PluginWarning
 
 __all__ = ["BY_HAND", "GROUP", "KINDS", "Item", "PluginInfo", "Plugins", "core_version", "normalize"]
 
 GROUP = "rt_core.plugins"
-KINDS: dict[str, type[Entry]] = {"attack": AttackEntry, "metric": MetricEntry, "encoder": EncoderEntry, "dataset": DatasetEntry}
+KINDS: dict[str, type[Entry]] = {
+    "attack": AttackEntry,
+    "metric": MetricEntry,
+    "encoder": EncoderEntry,
+    "dataset": DatasetEntry,
+    "demo": DemoEntry,
+}
 BY_HAND = "registered here"
 
 

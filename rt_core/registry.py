@@ -1,4 +1,4 @@
-"""Names become things: look an entry up, explain a miss, and make an attack, a metric, an encoder or a dataset by its name."""
+"""Names become things: look an entry up, explain a miss, and make an attack, a metric, an encoder or a dataset by its name, or run a demo."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from typing import Any
 from rt_core.errors import AmbiguousName, PluginError, UnknownName
 from rt_core.loading import KINDS, Item, PluginInfo, Plugins, normalize
 
-__all__ = ["Registry", "Use", "attack", "dataset", "encoder", "installed", "make", "metric", "register", "use"]
+__all__ = ["Registry", "Use", "attack", "dataset", "demo", "encoder", "installed", "make", "metric", "register", "use"]
 
 
 class Registry:
@@ -130,7 +130,7 @@ class Use:
         return model if isinstance(model, str) else self.name
 
     def make(self, kind: str) -> Any:
-        """Make it now; ``kind`` is "attack", "metric", "encoder" or "dataset"."""
+        """Make it now; ``kind`` is "attack", "metric", "encoder", "dataset" or "demo"."""
         return make(kind, self.name, self.options)
 
 
@@ -157,6 +157,11 @@ def encoder(name: str, /, **options: Any) -> Any:
 def dataset(name: str, /, **options: Any) -> Any:
     """Make the dataset of that name; see ``make`` for what can go wrong."""
     return make("dataset", name, options)
+
+
+def demo(name: str, /, **options: Any) -> Any:
+    """Run the demo of that name; see ``make`` for what can go wrong."""
+    return make("demo", name, options)
 
 
 def make(kind: str, name: str, options: Mapping[str, Any]) -> Any:

@@ -145,6 +145,16 @@ class Results:
         verdicts = ["not comparable", "no gradient", table["better"]]
         return table.assign(better=np.select([table["p"].isna(), masked, told], verdicts, "-"))
 
+    def comparison(self, first: str, second: str, *, level: float = 0.95, attack: str | None = None) -> str:
+        """Return ``compare`` as a text to read; ``attack``: only the rows of this one, and of clean representations."""
+        table = self.compare(first, second, level=level)
+        compared = table["p"].notna().sum()
+        heading = f"{first} minus {second}: differences of means, paired, [{level:.0%} interval], p corrected for {compared} comparisons"
+        if attack is not None:
+            table = table[table["attack"].isin([attack, "-"])]
+            heading += f"; here those of {attack}"
+        return f"{heading}\n\n{table.to_string(index=False, float_format=lambda value: f'{value:.4g}')}"
+
     def unbelievable(self, encoder: str) -> dict[str, str]:
         """Return why the rows of an attack on an encoder are not to be believed, in words, by the attack's label: it found no gradient.
 

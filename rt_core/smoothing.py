@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rt_core.encoders import Encoder
+from rt_core.fingerprints import content_of
 from rt_core.perturbing import represent_rows
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Context, Progress
@@ -19,7 +20,7 @@ _CHUNK = 1024  # representations that are given, remembered and kept at a time
 _NOISE = 64  # draws of noise that come out of one stream
 _AT_ONCE = 2**20  # values of small inputs that go through the encoder together, where the batch alone would be few
 _REMEMBERED = 2**30  # bytes of representations; what is beyond is made again by whoever asks for it
-_WORTH_KEEPING = 2.0  # seconds that a chunk must have cost
+_WORTH_KEEPING = 20.0  # seconds of passes after which what they made is kept
 
 
 class Draws:
@@ -29,7 +30,7 @@ class Draws:
     are asked for. An input that was changed has other draws under the same id, so that draws at two points are independent, as the
     statements about two points need. The encoder is called as it is, outside its bounds too, unless ``clip``.
 
-    They are remembered, and with ``progress`` those that took long are kept, so that who comes next, or again, pays nothing.
+    They are remembered, and with ``progress`` kept every 20 seconds of passes, so that who comes next, or again, pays nothing.
 
     Args:
         inputs: one input, [*input].
@@ -54,9 +55,11 @@ class Draws:
         self._sigma, self._clip, self._progress = sigma, clip, progress
         self._size = batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
         # In bytes on the CPU: the same input has the same draws on every device.
-        self._content = hashlib.blake2b(inputs.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+        self._content = hashlib.blake2b(content_of(inputs), digest_size=16).hexdigest()
         self._known: dict[tuple[str, int], Tensor] = {}
         self._bytes = 0
+        self._unsaved: dict[str, Tensor] = {}
+        self._cost = 0.0
 
     @classmethod
     def of(cls, context: Context, *, sigma: float, clip: bool = False) -> "Draws":
@@ -103,8 +106,13 @@ class Draws:
                 noisy = self._noisy(purpose, place, min(place + self._size, start + wanted))
                 made.append(represent_rows(self._encoder, noisy, self._size))
         whole = self._remember(key, torch.cat(made))
-        if self._progress is not None and time.monotonic() - began > _WORTH_KEEPING:
-            self._progress.save(name, {"representations": whole.numpy()})
+        if self._progress is not None:
+            self._unsaved[name] = whole
+            self._cost += time.monotonic() - began
+            if self._cost > _WORTH_KEEPING:
+                for unsaved, representations in self._unsaved.items():
+                    self._progress.save(unsaved, {"representations": representations.numpy()})
+                self._unsaved, self._cost = {}, 0.0
         return whole
 
     def _noisy(self, purpose: str, first: int, last: int) -> Tensor:

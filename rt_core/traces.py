@@ -12,6 +12,7 @@ from torch import Tensor
 from rt_core.divergences import Divergence
 from rt_core.encoders import Bound, Encoder, round_inward
 from rt_core.errors import MissingLabels, PlanError
+from rt_core.fingerprints import content_of
 from rt_core.neighbors import Bank
 from rt_core.randomness import SampleRandom
 
@@ -70,9 +71,8 @@ class FrozenTensor:
         """Return a tensor, or what torch makes one of, as a value."""
         if isinstance(values, FrozenTensor):
             return values
-        tensor = torch.as_tensor(values).detach().cpu().contiguous()
-        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), content)
+        tensor = torch.as_tensor(values)
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), content_of(tensor))
 
     def on(self, device: torch.device) -> Tensor:
         """Return the tensor itself, on a device."""

@@ -1,12 +1,14 @@
 """Other views of the same samples, for losses and measures that compare a sample with one."""
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from rt_core.randomness import SampleRandom
 
-__all__ = ["crop_and_flip"]
+__all__ = ["crop_and_flip", "low_frequencies"]
 
 _NOISE = 0.05  # deviation of the view of what is no picture, as a share of the sample's root mean square
 _RATIO = 4 / 3  # the widest crop, relative to the picture's own shape; the narrowest is its inverse
@@ -42,6 +44,19 @@ def crop_and_flip(inputs: Tensor, random: SampleRandom, purpose: str, *, scale: 
     # Clamped to the outermost centers, which is what padding by the border does, and what every device has.
     edges = torch.tensor([1 - 1 / size for size in inputs.shape[:1:-1]], dtype=inputs.dtype, device=inputs.device)
     return grid_sample(inputs, grid.clamp(-edges, edges), padding_mode="zeros", align_corners=False)
+
+
+@functools.lru_cache(maxsize=16)
+def low_frequencies(height: int, width: int, radius: float) -> Tensor:
+    """Return which of a picture's frequencies are strictly below a radius, in the order of ``fft2``: [height, width], bool.
+
+    radius: in cycles per shorter side, which for square pictures are steps of the spectrum around its middle, size // 2; along the longer
+    side of others the same frequency is as many more steps, so that both directions are filtered alike.
+    """
+    shorter = min(height, width)
+    # The shorter side's factor is exactly 1, so that squares are compared as whole numbers.
+    rows, columns = ((torch.arange(size) - size // 2).double() * (shorter / size) for size in (height, width))
+    return torch.fft.ifftshift((rows[:, None].square() + columns.square()).sqrt() < radius)
 
 
 def _places(inputs: Tensor, axis: int) -> Tensor:

@@ -3,9 +3,12 @@
 What is installed later joins by itself; one that cannot be made without options needs a line here.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from rt_core import SampleRandom, Suite, attack, encoder, installed, metric
+from rt_core.datasets import as_samples, tensors
 from rt_core.testing import (
     check_plugin,
     linear_encoder,
@@ -15,6 +18,7 @@ from rt_core.testing import (
     tiny_encoder,
     tiny_inputs,
 )
+from rt_core.traces import needs_fit, parts_of
 
 # By name: the options of each variant that is checked; an entry that is not named is checked as it comes.
 ATTACKS = {
@@ -56,11 +60,29 @@ ATTACKS = {
     "batch_l_bim": [{"loss": "advcl", "epsilon": 1.0, "steps": 3, "norm": "l2"}],
     "batch_l_pgd": [{"loss": "info_nce", "epsilon": 0.1, "steps": 3}],
 }
+CENTERED = {"sigma": 0.1, "center_draws": 40, "certify_draws": 100, "alpha_certify": 0.05}
+OUTPUT = CENTERED | {"input_radius": 0.02, "delta": 0.4, "alpha_center": 0.5}  # so loose that no sample is abstained from
 METRICS = {
     "breakaway_radius": [{"limit": 0.5, "steps": 4, "rounds": 3}],
     "quantile_radius": [{"limit": 0.5, "steps": 4, "rounds": 3, "quantile": 0.2}],
     "knn_accuracy": [{"k": 3}, {"k": 2, "divergence": "cosine"}],
+    "probe_top1": [{}, {"probe": {"view": "lowpass"}}, {"probe": {"view": "noise", "sigma": 0.1, "draws": 2}}],
+    "robust_accuracy": [{}, {"probe": {"recipe": "paper", "epochs": 3, "drops": (1, 2)}}],
+    "impersonation_rate": [{}, {"groups": {"low": [0, 1], "high": [2, 3]}}],
+    "neighbor_impersonation_rate": [{}, {"groups": {"low": 0, "high": [1, 2, 3]}}],
+    "verification_rate": [{"far": 0.05}, {"far": 0.05, "divergence": "cosine"}],
+    "dodging_rate": [{"far": 0.05}],
+    "verification_threshold": [{"far": 0.05}],
+    "certified_accuracy": [{"sigma": 0.1, "certify_draws": 60, "alpha": 0.2}],
+    "certified_radius": [{"sigma": 0.1, "certify_draws": 60, "alpha": 0.2}],
+    "half_mass_radius": [CENTERED, {**CENTERED, "divergence": "cosine"}],
+    "certified_half_mass_radius": [{**CENTERED, "input_radius": 0.05}],
+    "certified_output_radius": [OUTPUT, {**OUTPUT, "divergence": "linf"}],
+    "certified_quantile": [OUTPUT],
+    "certified_breakaway": [OUTPUT, {**OUTPUT, "divergence": "l1"}],
+    "certified_neighbor_radius": [{"sigma": 0.02, "certify_draws": 60}],
 }
+TRAIN = tensors(tiny_inputs(48, purpose="train"), labels=[row % 8 for row in range(48)])
 SHAPES = {"digits": (1, 16, 16), "tiny": (3, 8, 8), "linear": (3, 8, 8)}  # of one input, by how the name begins
 NEEDS_OPTIONS = {"module"}  # an encoder that is nothing without a path
 
@@ -88,6 +110,14 @@ EXPECTED = {
 }
 
 
+def fitted(thing):
+    """Fit what needs it, parts first, as a run does."""
+    whole = (
+        replace(thing, **parts) if (parts := {name: fitted(part) for name, part in parts_of(thing).items() if needs_fit(part)}) else thing
+    )
+    return whole.fit(tiny_encoder(), as_samples(TRAIN), random=SampleRandom.of(0, [])) if needs_fit(whole) else whole
+
+
 def variants(kind, make, options):
     """Everything of one kind that is installed, made: {label: thing}."""
     made = {}
@@ -98,8 +128,7 @@ def variants(kind, make, options):
                     f"{key}={value}" for key, value in chosen.items() if key not in ("steps", "max_iter", "epsilon", "eps", "eps_step")
                 )
                 label, thing = f"{item.entry.name}[{shown}]" if shown else item.entry.name, make(item.full_name, **chosen)
-                if hasattr(thing, "fit"):
-                    thing = thing.fit(tiny_encoder(), tiny_inputs(16, purpose="train"), random=SampleRandom.of(0, []))
+                thing = fitted(thing)
                 made |= (
                     {f"{label}/{name}": member for name, member in thing.members.items()} if isinstance(thing, Suite) else {label: thing}
                 )

@@ -10,10 +10,11 @@ from PIL import Image
 from torch import nn
 
 import rt_core
-from rt_core import Encoder, PlanError, RobustnessWarning, check, cli
+from rt_core import Encoder, PlanError, RobustnessWarning, check, cli, demos
 from rt_core.checking import _affordable, findings, untrained_twin
 from rt_core.cli import main
 from rt_core.datasets import as_samples
+from rt_core.registry import installed
 from rt_core.testing import tiny_encoder, tiny_inputs
 
 
@@ -145,13 +146,46 @@ def test_a_check_from_the_shell(tmp_path, monkeypatch, capsys):
     assert "which is no folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--photos"], ["demo"]])
-def test_the_demos_are_plans(arguments):
-    from rt_core.demo import demo_plan, photos_plan
+@pytest.mark.parametrize("plan", ["digits_plan", "photos_plan"])
+def test_the_demos_are_plans(plan):
+    made = getattr(demos, plan)()
+    assert len(made.encoders) >= 2
+    assert "u-pgd" in made.attacks
 
-    plan = photos_plan() if "--photos" in arguments else demo_plan()[0]
-    assert len(plan.encoders) >= 2
-    assert "u-pgd" in plan.attacks
+
+def test_what_is_not_installed_is_left_out_of_a_demo_by_name(monkeypatch):
+    monkeypatch.setitem(demos._ATTACKS, "other", rt_core.use("unheard_of"))
+    with pytest.warns(RobustnessWarning, match="unheard_of is left out, since its plugin is not installed"):
+        assert [*demos.digits_plan().attacks] == ["noise", "u-pgd", "torchattacks PGD", "ART PGD"]
+
+
+def test_a_demo_of_a_plugin_runs_by_its_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = check(tiny_encoder(), tiny_inputs(20), minutes=1e-6, progress=False)
+    places = []
+
+    class Plugin:
+        @rt_core.hookimpl
+        def rt_demos(self):
+            yield rt_core.DemoEntry(
+                name="mine", summary="a demo", factory=lambda *, store: places.append(store) or (results, "And this is said.")
+            )
+
+    rt_core.register(Plugin())
+    try:
+        assert main(["demo", "mine"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(results.caption())
+        assert printed.endswith("\n\nAnd this is said.\n\nThe run is in runs/mine: rt show runs/mine\n")
+        assert main(["demo", "mine", "--store", "there"]) == 0
+        assert places == ["runs/mine", "there"]
+        assert main(["demo", "mein"]) == 2
+        assert "no demo is named 'mein'; did you mean 'mine'?" in capsys.readouterr().err
+        monkeypatch.setattr("rt_core.registry.demo", lambda name, store: places.append((name, store)) or (results, ""))
+        assert main(["demo", "--generator"]) == main(["demo"]) == 0
+        assert places[-2:] == [("generator", "runs/generator"), ("digits", "runs/demo")]
+    finally:
+        installed.cache_clear()
 
 
 @pytest.mark.parametrize("minutes", [0, -1.0])

@@ -147,6 +147,13 @@ def test_a_plan_of_descriptions_goes_to_a_file_and_back(tmp_path):
     assert json.loads(json.dumps(made.describe())) == read.describe()
 
 
+def test_a_range_is_written_as_its_numbers(tmp_path):
+    made = Evaluation(**{**DESCRIBED, "attacks": {"u-pgd": use("u_pgd", steps=3, marks=range(1, 4))}})
+    made.to_toml(tmp_path / "study.toml")
+    assert Evaluation.from_toml(tmp_path / "study.toml").attacks["u-pgd"].options["marks"] == [1, 2, 3]
+    assert made.describe()["attacks"]["u-pgd"]["marks"] == [1, 2, 3]
+
+
 def test_live_objects_do_not_travel(tmp_path):
     with pytest.raises(
         PlanError, match=r"live objects \(dataset, encoders unused, attacks noise\), which cannot travel; describe them by use"

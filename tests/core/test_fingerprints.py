@@ -13,8 +13,9 @@ from torch import nn
 
 from rt_core import Encoder, Evaluation, run
 from rt_core.baselines import UniformNoise
-from rt_core.fingerprints import fingerprint
+from rt_core.fingerprints import content_of, fingerprint
 from rt_core.testing import tiny_encoder, tiny_inputs
+from rt_core.traces import FrozenTensor
 
 
 def layer(number):
@@ -68,6 +69,7 @@ DIFFERENT = {
     "weights": (network(0), network(1)),
     "attributes of networks": (Times(1), Times(50)),
     "fields that are not shown": (Holds(torch.zeros(2)), Holds(torch.ones(2))),
+    "ranges": (range(3), range(4)),
     "keys": ({"a": 1}, {"b": 1}),
     "nesting": ([[1], 2], [1, [2]]),
 }
@@ -77,6 +79,27 @@ DIFFERENT = {
 def test_what_differs_has_another_fingerprint(first, second):
     assert fingerprint(first) == fingerprint(first)
     assert fingerprint(first) != fingerprint(second)
+
+
+def test_one_number_of_a_strided_tensor_has_its_bytes():
+    strided = torch.arange(17.0).reshape(1, 17)[:, -1]
+    assert content_of(strided) == np.float32(16).tobytes()
+    assert fingerprint(strided) == fingerprint(torch.tensor([16.0]))
+    assert torch.equal(FrozenTensor.of(strided).on(torch.device("cpu")), strided)
+    assert content_of(torch.arange(6.0).reshape(2, 3).T) == np.arange(6, dtype=np.float32).reshape(2, 3).T.tobytes()
+
+
+def test_the_fingerprint_of_an_encoder_is_taken_once_while_it_is_in_use():
+    encoder = tiny_encoder()
+    weight = next(encoder.module.parameters())
+    before = encoder.fingerprint
+    with encoder.in_use():
+        assert encoder.fingerprint == before
+        weight.data.add_(1)
+        assert encoder.fingerprint == before
+    assert encoder.fingerprint != before
+    with encoder.in_use():
+        assert encoder.fingerprint != before
 
 
 def test_what_is_made_again_has_the_same():

@@ -1,5 +1,6 @@
 """What is fitted before it is used: once for each encoder, on other samples, kept in the store, the same when it is read again."""
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
 from rt_unsupervised_attacks import LPGD, UPGD, UniversalPerturbation
 
-TRAIN = tiny_inputs(50, purpose="train")
+TRAIN = tiny_inputs(100, purpose="train")
 CALLS = []
 
 
@@ -74,8 +75,8 @@ def plan(**changed):
 def test_each_encoder_has_its_own_fit_on_other_samples():
     CALLS.clear()
     results = run(plan(), progress=False)
-    real = [call for call in CALLS if call[2] == 50]
-    assert sorted(real) == 2 * [("attack", "tiny", 50)] + 2 * [("metric", "tiny", 50)]
+    real = [call for call in CALLS if call[2] == 100]
+    assert sorted(real) == 2 * [("attack", "tiny", 100)] + 2 * [("metric", "tiny", 100)]
     order = [int(sample) for sample in results.manifest["samples"]["sample"]]
     encoder, inputs = tiny_encoder(seed=2), tiny_inputs(30)[order]
     delta = 0.1 * (TRAIN.mean(0) - 0.5).sign()
@@ -91,8 +92,8 @@ def test_a_fit_is_kept_and_not_made_again(tmp_path):
     again = run(plan(), store=tmp_path, progress=False)
     assert CALLS == []
     pd.testing.assert_frame_equal(first.frame, again.frame)
-    other = run(plan(train=tiny_inputs(50, purpose="other")), store=tmp_path, progress=False)
-    assert len([call for call in CALLS if call[2] == 50]) == 4
+    other = run(plan(train=tiny_inputs(100, purpose="other")), store=tmp_path, progress=False)
+    assert len([call for call in CALLS if call[2] == 100]) == 4
     assert not other.frame["value"].equals(first.frame["value"])
 
 
@@ -139,7 +140,7 @@ def test_a_part_is_fitted_once_however_many_metrics_and_attacks_hold_it(tmp_path
     metrics = {"far": FromCenter(), "twice": FromCenter(scale=2.0), "other": FromCenter(center=Center(power=2))}
     attacks = {"loss": LPGD(loss=Nested(), epsilon=0.1, steps=3)}
     results = run(plan(encoders={"one": tiny_encoder(seed=1)}, metrics=metrics, attacks=attacks), store=tmp_path, progress=False)
-    assert [size for kind, _, size in CALLS if kind == "part"].count(50) == 2  # of power 1 and of power 2
+    assert [size for kind, _, size in CALLS if kind == "part"].count(100) == 2  # of power 1 and of power 2
     values = {name: rows["value"].to_numpy() for name, rows in results.frame.groupby("metric")}
     assert values["twice"].tolist() == (2 * values["far"]).tolist()
     assert values["other"].tolist() == values["far"].tolist()
@@ -170,10 +171,21 @@ def test_the_rehearsal_fits_on_samples_of_all_of_train():
             rows.append(train.ids)
             return super().fit(encoder, train, random=random)
 
-    run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Looking())}), progress=False)
-    assert len(rows[0]) == 32
-    assert (rows[0][0], rows[0][-1]) == ("0", "49")
-    assert len(rows[-1]) == 50
+    run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Looking())}, train=TRAIN), progress=False)
+    assert len(rows[0]) == 64
+    assert (rows[0][0], rows[0][-1]) == ("0", "99")
+    assert len(rows[-1]) == 100
+
+
+def test_what_is_said_of_a_fit_on_few_samples_is_not_said():
+    class Wordy(Center):
+        def fit(self, encoder, train, *, random):
+            warnings.warn(f"fitted on {len(train)}", RobustnessWarning, stacklevel=2)
+            return super().fit(encoder, train, random=random)
+
+    with pytest.warns(RobustnessWarning) as said:
+        run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Wordy())}, train=TRAIN), progress=False)
+    assert [str(one.message) for one in said if "fitted on" in str(one.message)] == ["fitted on 100"]
 
 
 def test_what_must_be_fitted_needs_something_to_be_fitted_on():
@@ -227,7 +239,7 @@ def test_rows_of_another_fit_or_mask_do_not_stand_in_one_table(tmp_path, changed
 
     def once(which, metric):
         if changed == "train":
-            made = plan(metrics=[metric], train=(TRAIN, tiny_inputs(50, purpose="other"))[which])
+            made = plan(metrics=[metric], train=(TRAIN, tiny_inputs(100, purpose="other"))[which])
         else:
             shape = mask.clone()
             shape[0, which] = False

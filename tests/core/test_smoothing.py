@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -125,6 +126,23 @@ def test_what_took_long_is_kept_and_found_again(monkeypatch):
     assert torch.equal(found, drawn(encoder=flat_encoder(), count=5000))
     other = Draws(flat_encoder(), X, ONE, sigma=0.5, progress=kept)
     assert not torch.equal(torch.cat([*other.chunks("certify", 10)]), found[:10])
+
+
+def test_what_took_no_time_is_not_written():
+    kept = Kept()
+    drawn(count=3000, progress=kept)
+    assert not kept
+
+
+def test_quick_chunks_are_kept_together_once_they_took_long(monkeypatch):
+    monkeypatch.setattr(smoothing_module, "_WORTH_KEEPING", 2.5)
+    clock = iter(range(100))
+    monkeypatch.setattr(smoothing_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    kept, sizes = Kept(), []
+    draws = Draws(flat_encoder(), X, ONE, sigma=0.25, progress=kept)
+    for _ in draws.chunks("certify", 7 * 1024):
+        sizes.append(len(kept))
+    assert sizes == [0, 0, 3, 3, 3, 6, 6]  # a second each
 
 
 def test_an_encoder_is_left_as_it_was():

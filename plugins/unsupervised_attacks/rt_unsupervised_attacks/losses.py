@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from rt_core.divergences import kl, wasserstein2
 from rt_core.encoders import Encoder, as_encoder
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Batch, FrozenTensor, check_number, check_whole
-from rt_core.views import crop_and_flip
+from rt_core.views import crop_and_flip, low_frequencies
 
 __all__ = ["KLVAT", "LOSSES", "AdvCL", "HoVasconcelos", "InfoNCE", "Loss", "NTXent", "RoCL", "WassersteinVAE", "find_loss", "prepared"]
 
@@ -297,6 +298,8 @@ LOSSES: dict[str, Callable[..., Loss]] = {
 def find_loss(loss: Any) -> Loss:
     """Return the loss of that name with its defaults, that of a mapping ``{"use": name, option: …}``, or the callable itself.
 
+    A name may be ``"package.module:name"`` of a class or a function that gives a loss, such as ``"rt_linear_probes:ProbeLoss"``.
+
     Raises:
         ValueError: no loss has that name, or it is no loss at all.
     """
@@ -308,14 +311,22 @@ def find_loss(loss: Any) -> Loss:
         return loss
     else:
         raise ValueError(f"loss is {loss!r}; expected a name ({', '.join(LOSSES)}) or a function of (encoder, batch, moved, random)")
-    if name not in LOSSES:
+    if name not in LOSSES and ":" not in str(name):
         close = get_close_matches(str(name), LOSSES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no loss is named {name!r}{hint} (there are {', '.join(LOSSES)}, or give a function)")
     try:
-        return LOSSES[name](**options)
+        return (LOSSES.get(name) or _imported(name))(**options)
     except TypeError as error:
         raise ValueError(f"loss {name!r} does not take these options: {error}") from None
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"loss is {path!r}; write 'package.module:name' of something importable ({error})") from error
 
 
 def prepared(loss: Loss, encoder: Encoder, batch: Batch, random: SampleRandom) -> Value:
@@ -399,10 +410,8 @@ def _high_pass(inputs: Tensor, radius: float | None) -> Tensor:
     if inputs.ndim != 4:
         raise ValueError(f"inputs have shape {list(inputs.shape)}; the high pass of advcl reads pictures, [batch, channel, height, width]")
     height, width = inputs.shape[2:]
-    limit = min(height, width) / 4 if radius is None else radius
-    rows, columns = (torch.arange(size, device=inputs.device) - size // 2 for size in (height, width))
-    low = (rows[:, None].square() + columns.square()).sqrt() < limit
-    return inputs - torch.fft.ifft2(torch.fft.fft2(inputs) * torch.fft.ifftshift(low)).real
+    low = low_frequencies(height, width, min(height, width) / 4 if radius is None else radius).to(inputs.device)
+    return inputs - torch.fft.ifft2(torch.fft.fft2(inputs) * low).real
 
 
 def _check(loss: Any) -> None:

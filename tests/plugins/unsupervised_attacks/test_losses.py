@@ -154,7 +154,7 @@ def test_advcl(radius, used):
     details = []
     for picture in three.inputs[:, 0].numpy():
         rows, columns = np.mgrid[:8, :9]
-        low = np.sqrt((rows - 4) ** 2 + (columns - 4) ** 2) < used
+        low = np.hypot(rows - 4, (columns - 4) * 8 / 9) < used  # in cycles per shorter side
         kept = np.fft.ifft2(np.fft.ifftshift(np.where(low, np.fft.fftshift(np.fft.fft2(picture)), 0))).real
         details.append(waves(torch.from_numpy(picture - kept)[None])[0].tolist())
     first, second = three.view(three.inputs, "view/1"), three.view(three.inputs, "view/2")

@@ -1,0 +1,542 @@
+"""A generator: any network that draws images, as a chain of named layers whose activations can be perturbed."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from rt_core.encoders import Encoder
+from rt_core.errors import RobustnessWarning, RtError
+from rt_core.fingerprints import fingerprint
+from rt_core.randomness import SampleRandom
+from rt_core.traces import check_whole
+from rt_generator_perturbations.latents import Latents, cast, checked_latent, draw_latents, joined, moved, parts_of
+from rt_generator_perturbations.layers import IMAGE, LATENT, LayerError, add, expand, find_layers, matching, missing, not_once, watching
+
+__all__ = ["Generator", "GeneratorError"]
+
+
+class GeneratorError(RtError, ValueError):
+    """The wrapped network failed, is not deterministic, or gave something that is no batch of images."""
+
+
+class Generator:
+    """A network as a generator: ``generator(latents)`` takes what ``draw`` gives and returns images in [0, 1].
+
+    It is read as a chain g = g_n ∘ … ∘ g_1 of ``layers``; a perturbation of the full shape of a layer's activation is added to that activation
+    (Dunn et al. 2020). Hooks do it, and are gone when the call returns, on error too; they come back for the length of a backward pass through its
+    images, since a checkpointed network runs again there. The network is in eval mode with frozen weights while in use, and is put back afterwards.
+
+    Args:
+        module: the network. It is called with the latents, then the classes, then ``arguments`` and ``keywords``, unchanged in every call.
+        layers: dotted names of submodules in the order in which they run, or patterns (``"blocks.*"``; a * stands for one part of a name); None finds
+            them (see ``find_layers``; ``generator.layers`` says what was found). ``"latent"`` and ``"image"`` are always there, as first and last.
+        latent: the shape of one latent, drawn from a standard normal; or a function ``(random, ids) -> [batch, *latent]``; or a tuple of these,
+            which are then several arguments; or a dict, which are then keywords.
+        classes: how many classes the network is conditioned on; None for no classes.
+        label: how the network wants classes: ``"one_hot"`` (its dtype), ``"index"`` (int64), or a function of the indices [batch].
+        label_keyword: the keyword that they are passed as; None passes them after the latents.
+        values: the lowest and the highest value of the network's images, mapped linearly to [0, 1]; what lies outside is clipped. None leaves the images
+            as they are, unclipped.
+        arguments, keywords: what else the network is called with, such as a truncation or a noise mode.
+        latent_layer: None adds the latent's perturbation before the network, where all that reads the latent sees it: z + p_0. The name of
+            a submodule adds it to the first columns of that submodule's first argument alone.
+        method: the network's method that draws, such as an autoencoder's ``"decode"``; None calls the network itself.
+        output: which part of what it returns are the images: a key, an attribute, an index or a function; None takes all of it.
+        seeded: for a network that draws noise of its own: every image is drawn alone, under global generators that are seeded by its id, so that
+            it is the same in every call and whatever the batch. Costs a pass an image.
+        name: how results call it.
+        device: where it runs; None leaves it where the network is.
+
+    Attributes:
+        passes: forward and backward passes of calls so far, counted in images.
+
+    Raises:
+        LayerError: a name that no submodule has.
+        ValueError: another parameter that makes no sense.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        latent: Any,
+        layers: Sequence[str] | None = None,
+        classes: int | None = None,
+        label: str | Callable[[Tensor], Any] = "one_hot",
+        label_keyword: str | None = None,
+        values: tuple[float, float] | None = (-1.0, 1.0),
+        arguments: Sequence[Any] = (),
+        keywords: Mapping[str, Any] | None = None,
+        latent_layer: str | None = None,
+        method: str | None = None,
+        output: str | int | Callable[[Any], Tensor] | None = None,
+        seeded: bool = False,
+        name: str = "generator",
+        device: str | torch.device | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"module is {module!r}; a generator wraps a torch module")
+        if classes is not None:
+            check_whole("classes", classes)
+        if not callable(label) and label not in ("one_hot", "index"):
+            raise ValueError(f"label is {label!r}; expected 'one_hot', 'index' or a function of the class indices")
+        if values is not None and not values[0] < values[1]:
+            raise ValueError(f"values is {values!r}; the lowest must be below the highest, or None for images that are left as they are")
+        self.module, self.name = module, name
+        self.latent = checked_latent(latent)
+        self.layers = (LATENT, *expand(module, find_layers(module) if layers is None else layers), IMAGE)
+        self.classes, self.label, self.label_keyword = classes, label, label_keyword
+        self.values = values
+        self.arguments, self.keywords = tuple(arguments), dict(keywords or {})
+        self.latent_layer, self.method, self.output, self.seeded = latent_layer, method, output, seeded
+        if method is not None and not callable(getattr(module, method, None)):
+            raise ValueError(f"method is {method!r}; {type(module).__name__} has no such method")
+        if latent_layer is not None:
+            expand(module, [latent_layer])
+            if isinstance(self.latent, (tuple, dict)):
+                raise ValueError(f"latent_layer is {latent_layer!r} and the latents are several; it can move a single one")
+        self.passes = SimpleNamespace(forwards=0, backwards=0)
+        # An encoder holds networks in eval mode, frozen and on a device, and puts them back: that is all that is asked of this one.
+        self._held = Encoder(module, name=name, output=_nothing, device=device)
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._open: WeakSet[_Backward] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"Generator({type(self.module).__name__}, name={self.name!r}, layers={list(self.layers)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _open=WeakSet())
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the weights, the structure and the settings, taken anew each time."""
+        return fingerprint([self.module, *self._settings().values()])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings in plain words and numbers, as results record them: latents, layers, classes and every extra argument."""
+        return {
+            "name": self.name,
+            "module": type(self.module).__qualname__,
+            **{name: _plain(value) for name, value in self._settings().items()},
+        }
+
+    def draw(self, ids: Sequence[object], *, seed: int = 0, classes: int | Sequence[int] | Tensor | None = None) -> Latents:
+        """Draw latents and classes, one of each an id: the same id and seed give the same, whatever the batch.
+
+        classes: given ones, or the same one for all; None draws them uniformly.
+
+        Raises:
+            ValueError: classes that the generator does not have.
+        """
+        random = SampleRandom.of(seed, ids)
+        drawn = draw_latents(self.latent, random, random.ids)
+        if self.classes is None:
+            if classes is not None:
+                raise ValueError(f"classes is {classes!r}; generator {self.name!r} has none: leave them out, or make it with classes=")
+            return Latents(ids=random.ids, latents=drawn)
+        if classes is None:
+            chosen = (random.uniform("class", ()) * self.classes).long().clamp(max=self.classes - 1)
+        else:
+            chosen = torch.as_tensor(classes, dtype=torch.int64).expand(len(random.ids)).clone()
+            if not bool(((chosen >= 0) & (chosen < self.classes)).all()):
+                raise ValueError(
+                    f"classes holds {_outside(chosen, self.classes)}; generator {self.name!r} has classes 0 to {self.classes - 1}"
+                )
+        return Latents(ids=random.ids, latents=drawn, classes=chosen)
+
+    def __call__(self, latents: Latents, perturbations: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Draw the images, with perturbations added to the activations that they are given for.
+
+        perturbations: {layer: [batch, *shape of that layer's activation for one image]}, see ``shapes``; the image's is in units of [0, 1]. None
+        or zeros give the network's own images bit for bit. They are cast to the activation's dtype and device where they are added.
+
+        -> [batch, channel, height, width], in [0, 1], float32 (float64 of a float64 network), with a graph if the perturbations have one
+
+        Raises:
+            LayerError: a layer that is not there, is not reached or reached twice, or has another shape.
+            GeneratorError: the network failed, draws other images each time, or gave no images.
+        """
+        perturbations = dict(perturbations or {})
+        for left in list(self._open):  # by a backward pass that failed
+            left.close()
+        with self.in_use():
+            if self._shapes is None:
+                self._shapes = self._probe(latents.select([0]))
+            for layer in perturbations:
+                if layer not in self.layers:
+                    raise LayerError(missing(layer, self.layers, self._shapes))
+            images = self._images(latents, perturbations)
+        self.passes.forwards += len(latents)
+        return images
+
+    def in_use(self, device: str | torch.device | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Hold the network in eval mode, its weights frozen, on ``device``; put everything back at the end, on error too.
+
+        Every call does this for itself; holding it around many calls saves the bookkeeping.
+        """
+        return self._held.in_use(device)
+
+    def where(self) -> torch.device | None:
+        """Return the device of the network's weights; None if it has none."""
+        return self._held.where()
+
+    def shapes(self, latents: Latents | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the shape of one image's activation for every layer, found in one pass (and one more that must draw the same image).
+
+        latents: any, of which the first is used; None draws one.
+        """
+        if self._shapes is None or latents is not None:
+            with self.in_use():
+                self._shapes = self._probe((self.draw(["0"]) if latents is None else latents).select([0]))
+        return dict(self._shapes)
+
+    def submodules(self, latents: Latents | None = None) -> dict[str, tuple[int, ...] | None]:
+        """Return every submodule that runs, with the shape of one image's activation: what ``layers`` can name. None: it cannot be a layer,
+        since it runs more than once or returns no tensor."""
+        names = [name for name, _ in self.module.named_modules() if name]
+        seen: dict[str, list[tuple[int, ...] | None]] = {}
+
+        def see(layer: str, output: Any) -> None:
+            seen.setdefault(layer, []).append(tuple(output.shape[1:]) if isinstance(output, Tensor) else None)
+
+        with self.in_use(), torch.no_grad(), watching(self.module, names, see):
+            self._run((self.draw(["0"]) if latents is None else latents).select([0]), None)
+        return {name: shapes[0] if len(shapes) == 1 else None for name, shapes in seen.items()}
+
+    def scales(self, *, draws: int = 64, seed: int = 0, per: str = "layer", batch: int = 16) -> dict[str, Any]:
+        """Return how far each layer's unperturbed activations stray over draws of latents and classes: their standard deviation.
+
+        per: ``"neuron"`` gives each neuron its own, a float32 tensor of the activation's shape; ``"layer"`` one number a layer, the root mean square of
+        them. A neuron that never varies has 0, so it is not moved; a layer that never varies gets 1, its activation's own unit. Both are warned of.
+
+        Raises:
+            ValueError: fewer than two draws, or another ``per``.
+        """
+        check_whole("draws", draws)
+        check_whole("batch", batch)
+        if draws < 2:
+            raise ValueError(f"draws is {draws}; a standard deviation needs at least two")
+        if per not in ("layer", "neuron"):
+            raise ValueError(f"per is {per!r}; expected 'layer' or 'neuron'")
+        moments = {layer: _Moments() for layer in self.layers}
+        ids = [f"scale {place}" for place in range(draws)]
+        with self.in_use(), torch.no_grad():
+            self.shapes()
+            for start in range(0, draws, batch):
+                latents = self.draw(ids[start : start + batch], seed=seed)
+                with watching(self.module, self.layers[1:-1], lambda layer, output: moments[layer].add(output)):
+                    images = self._images(latents, {})
+                moments[LATENT].add(joined(latents.latents))
+                moments[IMAGE].add(images)
+        scales = {}
+        for layer, moment in moments.items():
+            scales[layer] = _scale(layer, moment.deviation(), per)
+        return scales
+
+    def groups(self, groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, tuple[str, ...]]:
+        """Return layers by granularity: the user's own groups, checked (patterns too), or latent, early, middle, late and pixels.
+
+        Early, middle and late are thirds of the inner layers, from coarse to fine; with fewer than three of these some are missing.
+
+        Raises:
+            LayerError: a layer that is not there.
+        """
+        if groups is None:
+            inner = self.layers[1:-1]
+            ends = [round(len(inner) * third / 3) for third in range(4)]
+            thirds = {name: inner[ends[place] : ends[place + 1]] for place, name in enumerate(("early", "middle", "late"))}
+            return {"latent": (LATENT,), **{name: layers for name, layers in thirds.items() if layers}, "pixels": (IMAGE,)}
+        checked = {}
+        for name, wanted in groups.items():
+            if isinstance(wanted, str) or not wanted:
+                raise ValueError(f"group {name!r} is {wanted!r}; expected a list of layers, at least one")
+            found = [layer for pattern in wanted for layer in matching(pattern, self.layers) or [pattern]]
+            for layer in found:
+                if layer not in self.layers:
+                    raise LayerError(missing(layer, self.layers, self._shapes))
+            checked[str(name)] = tuple(sorted(set(found), key=self.layers.index))
+        return checked
+
+    # ── one pass ──
+
+    def _images(self, latents: Latents, perturbations: dict[str, Tensor]) -> Tensor:
+        if not self.seeded:
+            return self._finished(self._run(latents, perturbations), perturbations.get(IMAGE))
+        rows = []
+        for row, identity in enumerate(latents.ids):
+            alone = {layer: perturbation[row : row + 1] for layer, perturbation in perturbations.items()}
+            with SampleRandom.of(0, [identity]).global_generators("generator"):
+                rows.append(self._finished(self._run(latents.select([row]), alone), alone.get(IMAGE)))
+        return torch.cat(rows)
+
+    def _run(self, latents: Latents, perturbations: dict[str, Tensor] | None) -> Tensor:
+        """Call the network, perturbed inside, and return what it draws, in its own values."""
+        inside = {layer: perturbation for layer, perturbation in (perturbations or {}).items() if layer != IMAGE}
+        first = inside.pop(LATENT, None) if self.latent_layer is None else None
+        positional, keywords = self._arguments(latents, first)
+        reached: list[str] = []
+        try:
+            with self._perturbing(inside, reached.append):
+                draw = self.module if self.method is None else getattr(self.module, self.method)
+                returned = draw(*positional, **keywords)
+        except (RtError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise GeneratorError(
+                f"generator {self.name!r} failed on {_said(positional, keywords)}: {type(error).__name__}: {error}"
+            ) from error
+        for layer in inside:
+            if reached.count(layer) != 1:
+                raise LayerError(not_once(layer, reached.count(layer)))
+        images = _selected(returned, self.output, self.name)
+        if images.ndim != 4 or len(images) != len(latents):
+            shape = f"[{len(latents)}, channel, height, width]"
+            raise GeneratorError(f"generator {self.name!r} gave shape {list(images.shape)}; expected {shape}, or say output=")
+        if images.requires_grad:
+            images.register_hook(_Backward(self, inside))
+        return images
+
+    def _arguments(self, latents: Latents, first: Tensor | None) -> tuple[list[Any], dict[str, Any]]:
+        weights = chain(self.module.parameters(), self.module.buffers())
+        weight = next((tensor for tensor in weights if tensor.is_floating_point()), None)
+        device, dtype = (None, None) if weight is None else (weight.device, weight.dtype)
+        latents = latents.to(device)
+        given = (
+            cast(latents.latents, dtype) if dtype == torch.float64 else latents.latents
+        )  # for half precision the sum is rounded, not its parts
+        prepared = cast(given if first is None else moved(given, first), dtype)
+        positional = [] if isinstance(prepared, dict) else parts_of(prepared)
+        keywords = {**(prepared if isinstance(prepared, dict) else {}), **self.keywords}
+        if self.classes is not None:
+            if latents.classes is None:
+                raise ValueError(f"the latents have no classes; generator {self.name!r} needs them: draw them with it")
+            label = self._labelled(latents.classes, dtype or torch.float32)
+            if self.label_keyword is None:
+                positional.append(label)
+            else:
+                keywords[self.label_keyword] = label
+        return [*positional, *self.arguments], keywords
+
+    def _labelled(self, classes: Tensor, dtype: torch.dtype) -> Any:
+        if callable(self.label):
+            return self.label(classes)
+        if self.label == "index":
+            return classes
+        return torch.zeros(len(classes), self.classes or 0, dtype=dtype, device=classes.device).scatter_(1, classes[:, None], 1)
+
+    @contextlib.contextmanager
+    def _perturbing(self, inside: Mapping[str, Tensor], reached: Callable[[str], None]) -> Iterator[None]:
+        handles = []
+        try:
+            for layer, perturbation in inside.items():
+                if layer == LATENT:
+                    before = partial(_add_before, perturbation, reached)
+                    handles.append(self.module.get_submodule(str(self.latent_layer)).register_forward_pre_hook(before))
+                else:
+                    after = partial(_add_after, layer, perturbation, reached, torch.is_grad_enabled())
+                    handles.append(self.module.get_submodule(layer).register_forward_hook(after))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _finished(self, images: Tensor, perturbation: Tensor | None) -> Tensor:
+        images = images if images.dtype == torch.float64 else images.float()
+        if self.values is not None:
+            low, high = self.values
+            images = (images - low) / (high - low)
+        if perturbation is not None:
+            images = add(IMAGE, images, perturbation)
+        return images if self.values is None else images.clamp(0, 1)
+
+    def _probe(self, latents: Latents) -> dict[str, tuple[int, ...]]:
+        """Return the layers' shapes; raise where one cannot be perturbed, the order is another, or the network draws another image each time."""
+        inner = self.layers[1:-1]
+        outputs: dict[str, list[Any]] = {layer: [] for layer in inner}
+        order: list[str] = []
+
+        def see(layer: str, output: Any) -> None:
+            order.append(layer)
+            outputs[layer].append(tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__)
+
+        with torch.no_grad():
+            with watching(self.module, inner, see):
+                images = self._images(latents, {})
+            again = self._images(latents, {})
+        for layer, found in outputs.items():
+            if len(found) != 1:
+                raise LayerError(not_once(layer, len(found)))
+            if isinstance(found[0], str):
+                inside = [name for name, _ in self.module.get_submodule(layer).named_children()]
+                raise LayerError(
+                    f"layer {layer!r} returns a {found[0]}; a layer must return a tensor: name one of its parts ({', '.join(inside) or 'it has none'})"
+                )
+            if not found[0] or found[0][0] != 1:
+                raise LayerError(
+                    f"layer {layer!r} gives shape {list(found[0])} for one image; a layer needs one row an image: name another"
+                )
+        if order != list(inner):
+            raise LayerError(f"the layers run in the order {order}; name them in this order, not {list(inner)}")
+        if not bool(images.isfinite().all()):
+            raise GeneratorError(
+                f"generator {self.name!r} draws NaN or infinity; are its weights loaded, and was it trained in this precision?"
+            )
+        apart = (images - again).abs().max().item()
+        if not apart <= 64 * torch.finfo(_coarsest(self.module)).eps * max(1.0, images.abs().max().item()):
+            raise GeneratorError(
+                f"generator {self.name!r} draws another image each time from the same latents (apart by {apart:.2g}): fix its noise, such as "
+                "keywords={'noise_mode': 'const'}, or say seeded=True, which fixes the noise by item and costs a pass an image"
+            )
+        return {
+            LATENT: tuple(joined(latents.latents).shape[1:]),
+            **{layer: tuple(found[0][1:]) for layer, found in outputs.items()},
+            IMAGE: tuple(images.shape[1:]),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        names = "latent layers classes label label_keyword values arguments keywords latent_layer method output seeded"
+        return {name: getattr(self, name) for name in names.split()}
+
+
+class _Backward:
+    """Perturbs again for the length of a backward pass, in which torch.utils.checkpoint runs parts of the network a second time.
+
+    Called with the images' gradient, before any of that; closes at the end of the pass, or where that failed, when its graph goes.
+    """
+
+    def __init__(self, generator: Generator, inside: Mapping[str, Tensor]) -> None:
+        self.generator, self.inside, self.stack = generator, inside, contextlib.ExitStack()
+
+    def __call__(self, slope: Tensor) -> None:
+        self.generator.passes.backwards += len(slope)
+        self.generator._open.add(self)
+        self.stack.enter_context(self.generator.in_use())
+        self.stack.enter_context(self.generator._perturbing(self.inside, self.alone))
+        torch.autograd.Variable._execution_engine.queue_callback(self.close)
+
+    def alone(self, layer: str) -> None:
+        if len(self.generator._open) > 1:
+            raise LayerError(
+                f"layer {layer!r} is checkpointed and images of several calls are in one backward pass: differentiate each by itself"
+            )
+
+    def close(self) -> None:
+        self.stack.close()
+        self.generator._open.discard(self)
+
+    def __del__(self) -> None:
+        self.stack.close()
+
+
+def _add_after(
+    layer: str, perturbation: Tensor, reached: Callable[[str], None], grads: bool, module: nn.Module, arguments: Any, output: Any
+) -> Tensor:
+    reached(layer)
+    if not isinstance(output, Tensor):
+        raise LayerError(f"layer {layer!r} returns a {type(output).__name__}; a layer must return a tensor: name one of its parts")
+    if grads and perturbation.requires_grad and not torch.is_grad_enabled():
+        raise LayerError(
+            f"layer {layer!r} runs without gradients, as inside a reentrant checkpoint: its perturbation would get none; "
+            "switch checkpointing off, say use_reentrant=False there, or name a layer around it"
+        )
+    return add(layer, output, perturbation)
+
+
+def _add_before(perturbation: Tensor, reached: Callable[[str], None], module: nn.Module, arguments: Any) -> tuple[Any, ...]:
+    reached(LATENT)
+    if not arguments:
+        raise LayerError("the latent_layer is called with keywords only; its first argument must be what begins with the latent")
+    first, width = arguments[0], perturbation.shape[1]
+    moved = add(LATENT, first[:, :width], perturbation)
+    return (torch.cat([moved, first[:, width:]], 1), *arguments[1:])
+
+
+class _Moments:
+    """Mean and squared distance from it of what was added so far, per neuron, in float64 (Chan et al.'s merging of two sets)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, activations: Tensor) -> None:
+        values = activations.detach().to(torch.float32 if activations.device.type == "mps" else torch.float64)
+        mean, count = values.mean(0), len(values)
+        squares = (values - mean).square().sum(0)
+        if self.count:
+            apart, total = mean - self.mean, self.count + count
+            squares = self.squares + squares + apart.square() * (self.count * count / total)
+            mean = self.mean + apart * (count / total)
+        self.count, self.mean, self.squares = self.count + count, mean, squares
+
+    def deviation(self) -> Tensor:
+        return (self.squares / (self.count - 1)).sqrt()
+
+
+def _scale(layer: str, deviation: Tensor, per: str) -> Any:
+    still = int((deviation == 0).sum())
+    if per == "neuron":
+        if still:
+            message = f"{still} of {deviation.numel()} neurons of layer {layer!r} never vary: their scale is 0, so they are not moved"
+            warnings.warn(message, RobustnessWarning, stacklevel=3)
+        return deviation.float()
+    if still == deviation.numel():
+        warnings.warn(f"layer {layer!r} never varies: its scale is set to 1, its activation's own unit", RobustnessWarning, stacklevel=3)
+        return 1.0
+    return deviation.square().mean().sqrt().item()
+
+
+def _nothing(returned: Any) -> Any:
+    raise TypeError("a generator is not called as an encoder")
+
+
+def _selected(returned: Any, output: Any, name: str) -> Tensor:
+    part = returned
+    if callable(output):
+        part = output(returned)
+    elif isinstance(output, str):
+        part = returned.get(output) if isinstance(returned, Mapping) else getattr(returned, output, None)
+    elif isinstance(output, int):
+        part = returned[output]
+    if not isinstance(part, Tensor):
+        raise GeneratorError(
+            f"generator {name!r} returned a {type(returned).__name__}, and output={output!r} selects no tensor; say which part, such as output=0"
+        )
+    return part
+
+
+def _coarsest(module: nn.Module) -> torch.dtype:
+    kinds = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
+    return max(kinds or {torch.float32}, key=lambda kind: torch.finfo(kind).eps)
+
+
+def _outside(chosen: Tensor, classes: int) -> int:
+    return next(value for value in chosen.tolist() if not 0 <= value < classes)
+
+
+def _said(positional: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+    def one(value: Any) -> str:
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+    return ", ".join([*map(one, positional), *(f"{name}={one(value)}" for name, value in keywords.items())])
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, Tensor):
+        return f"tensor {list(value.shape)}"
+    return getattr(value, "__qualname__", repr(value))

@@ -1,0 +1,372 @@
+"""The paper's protocol: how large a perturbation of each granularity makes a victim err, as results like those of any other run."""
+
+import math
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rt_core.blocks import core_versions
+from rt_core.divergences import describe_divergence
+from rt_core.encoders import Encoder
+from rt_core.errors import RobustnessWarning
+from rt_core.evaluation import describe
+from rt_core.execution import find_device
+from rt_core.fingerprints import fingerprint
+from rt_core.gallery import Gallery, Picture
+from rt_core.perturbing import check_batch, passes_of, progress_bar, represent_rows
+from rt_core.registry import installed
+from rt_core.results import Results
+from rt_core.store import Store, alone_in, kept_batch, key_of
+from rt_core.traces import check_whole
+from rt_generator_perturbations.generators import Generator
+from rt_generator_perturbations.goals import Goal, TargetRepresentation, find_goal, with_bank
+from rt_generator_perturbations.latents import Latents
+from rt_generator_perturbations.searching import Relaxation, further_draws, search
+from rt_generator_perturbations.victims import victims_of
+
+__all__ = ["METRIC", "granularity_curve"]
+
+METRIC = "magnitude"
+_READING = {"aim": "away", "better": "higher", "statistic": "median", "per": "sample", "span": [0.0, None], "comparable": True}
+_NOTED = ("label", "target", "reached", "first", "steps", "stuck")
+_PICTURES = 256 * 2**20  # bytes of pictures that are kept unless told otherwise
+_FEW = 6  # below this many items a median has no interval
+
+
+def granularity_curve(
+    generator: Generator,
+    victims: Any,
+    *,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    goal: str | Goal = "target",
+    items: int | Latents = 100,
+    classes: Any = None,
+    targets: Any = None,
+    seed: int = 0,
+    scales: str | Mapping[str, Any] = "layer",
+    pictures: int | None = None,
+    store: str | Path | None = None,
+    device: str = "auto",
+    batch: int | None = None,
+    progress: bool = True,
+    **relaxation: Any,
+) -> Results:
+    """Find for each item, victim and group of layers the smallest perturbation that reaches the goal (Dunn et al., arXiv 2001.11055).
+
+    The paper's protocol: an image of class y is drawn (without classes, y is what the victim says of it); it is skipped if the victim does
+    not say y; a target is drawn; the activations of one group of layers are perturbed, the constraint being relaxed until the victim says
+    the target. Whether the image still shows y is for people to say, afterwards: ``judged_items``, ``labelling_sheet``, ``read_votes``. All
+    victims see the same images and targets. Goals that need no classes (``"representation"``, ``"quantile"``, ``"breakaway"``) skip
+    nothing.
+
+    Args:
+        generator: a ``Generator``.
+        victims: one or several encoders, classifiers (``classifier``), registered names; or a mapping by label.
+        groups: {name: layers}, each perturbed for itself; None takes latent, early, middle, late and pixels (``generator.groups``).
+        goal: a name or a ``Goal``; the paper's is ``"target"``.
+        items: how many images; or the latents of given ones.
+        classes: of the images, one or one an item; None draws them.
+        targets: [items] classes, or for the goal ``"representation"`` images [items, channel, height, width] to imitate; unless given, classes
+            are drawn, and items imitate each other in pairs (0 with 1, 2 with 3).
+        seed: of latents, classes, targets and starts.
+        scales: ``"layer"`` or ``"neuron"`` (``generator.scales(per=…)``), or a mapping by layer.
+        pictures: of how many items clean and perturbed pictures are kept; None keeps as many as take 256 MiB.
+        store: a folder; finished blocks of items are kept there, so that a run that died goes on where it was.
+        device, batch, progress: as in ``rt_core.run``.
+        relaxation: the fields of ``Relaxation``.
+
+    Returns:
+        Results: encoder is the victim, attack the group of layers, metric ``magnitude``, higher is better, statistic median. The value is
+        infinite where the goal was not reached up to the limit, and NaN (undefined, counted) where the item was skipped. Notes: ``skipped/…``
+        with the reason, ``label``, ``target``, ``reached``, ``first`` (the magnitude before it was shortened), ``steps``, ``stuck``. The
+        magnitudes of different groups are comparable in the norm ``"rms"`` at most; compare victims within a group.
+
+    Raises:
+        ValueError: a parameter that makes no sense, or an odd number of items that are to imitate each other.
+        LayerError: a layer that is not there.
+        StoreError: the folder holds another run, or cannot be written.
+    """
+    began = time.monotonic()
+    wanted, chosen, schedule = find_goal(goal), generator.groups(groups), Relaxation(**relaxation)
+    given_victims = victims_of(victims)
+    with torch.inference_mode(False), generator.in_use(place := find_device(device)):
+        given = fingerprint(items) if isinstance(items, Latents) else ""
+        if not isinstance(items, Latents):
+            check_whole("items", items)
+            items = generator.draw(range(items), seed=seed, classes=classes)
+        size = check_batch(batch if batch is not None else kept_batch(store))
+        scale = generator.scales(seed=seed, per=scales) if isinstance(scales, str) else dict(scales)
+        study = _Study(
+            generator=generator,
+            latents=items,
+            groups=chosen,
+            goal=wanted,
+            schedule=schedule,
+            scales=scale,
+            targets=None if targets is None else torch.as_tensor(targets),
+            seed=seed,
+            batch=size + (size % 2 if _in_pairs(wanted, targets) else 0),
+            device=place,
+            of=generator.fingerprint,
+            pictured=_pictured(generator, len(items), len(chosen) * len(given_victims)) if pictures is None else pictures,
+        )
+        kept = Store(store, {"dataset": study.of + given, "seed": seed, "pairing": "given", "batch": size})
+        total = len(items) * len(chosen) * len(given_victims)
+        with progress_bar(progress, total, "perturbations") as bar:
+            for label, victim in given_victims.items():
+                with victim.in_use(place):
+                    for count in study.blocks(label, victim, kept):
+                        bar.update(count)
+        results = study.results(time.monotonic() - began)
+    _warn_of_skipped(results)
+    if store is not None:
+        with alone_in(Path(store)):
+            results.added_to(store).save(store)
+    return results
+
+
+@dataclass(kw_only=True, eq=False)
+class _Study:
+    """What one call of ``granularity_curve`` is about, and what it has found so far."""
+
+    generator: Generator
+    latents: Latents
+    groups: Mapping[str, tuple[str, ...]]
+    goal: Goal
+    schedule: Relaxation
+    scales: Mapping[str, Any]
+    targets: Tensor | None
+    seed: int
+    batch: int
+    device: torch.device
+    pictured: int
+    of: str  # the generator's fingerprint
+    rows: list[pd.DataFrame] = field(default_factory=list)
+    notes: list[pd.DataFrame] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    clean: dict[int, np.ndarray] = field(default_factory=dict)
+    encoders: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        items = len(self.latents)
+        if self.targets is not None and len(self.targets) != items:
+            raise ValueError(f"{len(self.targets)} targets for {items} items; give one an item, or none to draw them")
+        if _in_pairs(self.goal, self.targets) and items % 2:
+            raise ValueError(f"items is {items}; they imitate each other in pairs, so give an even number, or targets")
+
+    def blocks(self, label: str, victim: Encoder, store: Store) -> Iterator[int]:
+        """Do all of one victim, a block of items at a time, or find it in the store; yield how many items each has."""
+        before, print_of_it = passes_of(victim), victim.fingerprint
+        goal = with_bank(
+            self.goal, victim, lambda count: further_draws(self.generator, count, self.seed, self.batch), batch=self.batch, seed=self.seed
+        )
+        for start in range(0, len(self.latents), self.batch):
+            part, settled = self.latents.select(slice(start, start + self.batch)), None
+            for group in self.groups:
+                key = key_of(["perturbations", *self._identity(group, start), print_of_it, fingerprint(part)])
+                block = store.load(key)
+                if block is None:
+                    if settled is None:
+                        settled = self._settle(victim, part, start)
+                    block = self._block(victim, goal, group, part, settled)
+                    store.save(key, block)
+                self._keep(label, group, start, part.ids, block)
+                yield len(part)
+        spent = {what: getattr(passes_of(victim), what) - getattr(before, what) for what in ("forwards", "backwards")}
+        self.encoders[label] = {**describe(victim), "fingerprint": print_of_it, "passes": spent}
+
+    def _identity(self, group: str, start: int) -> list[Any]:
+        layers = self.groups[group]
+        targets = None if self.targets is None else self.targets[start : start + self.batch]
+        parts = map(fingerprint, (self.goal, {layer: self.scales.get(layer) for layer in layers}, targets))
+        return [self.of, list(layers), asdict(self.schedule), *parts, self.seed, self.batch, str(self.device), core_versions()]
+
+    def _settle(self, victim: Encoder, part: Latents, start: int) -> "_Settled":
+        """Return which items of a block are asked about, and what for: the steps of the protocol before the search."""
+        with torch.no_grad():
+            images = self.generator(part)
+            outputs = victim(images)
+        given = None if self.targets is None else self.targets[start : start + len(part)]
+        skipped = {"misclassified": torch.zeros(len(part), dtype=torch.bool)}
+        if self.goal.reads != "logits":
+            if isinstance(self.goal, TargetRepresentation):
+                given = outputs[torch.arange(len(part)) ^ 1].cpu() if given is None else represent_rows(victim, given, self.batch)
+            return _Settled(images.cpu(), None, given, skipped)
+        said = outputs.argmax(1).cpu()
+        labels = said if part.classes is None else part.classes.cpu()
+        skipped["misclassified"] = said != labels
+        if given is not None:
+            skipped["target is own class"] = given == labels
+        return _Settled(images.cpu(), labels, given, skipped)
+
+    def _block(self, victim: Encoder, goal: Goal, group: str, part: Latents, settled: "_Settled") -> dict[str, np.ndarray]:
+        kept = settled.kept
+        block = {name: np.full(len(part), math.nan) for name in ("value", *_NOTED)}
+        block |= {f"skipped/{why}": np.where(who, 1.0, math.nan) for why, who in settled.skipped.items()}
+        images = settled.images.clone()
+        if kept.any():
+            found = search(
+                self.generator,
+                victim,
+                part.select(kept),
+                goal,
+                layers=self.groups[group],
+                scales=self.scales,
+                labels=None if settled.labels is None else settled.labels[kept],
+                targets=None if settled.targets is None else settled.targets[kept],
+                seed=self.seed,
+                batch=self.batch,
+                **asdict(self.schedule),
+            )
+            classes = found.targets if found.targets is not None and found.targets.ndim == 1 else None
+            values = {"value": found.magnitude, "label": found.labels, "target": classes}
+            values |= {name: getattr(found, name) for name in ("reached", "first", "steps", "stuck")}
+            for name, numbers in values.items():
+                if numbers is not None:
+                    block[name][kept.numpy()] = numbers.double().numpy()
+            images[kept] = found.images.to(images)
+        return {**block, "clean": settled.images.float().numpy(), "images": images.float().numpy()}
+
+    def _keep(self, label: str, group: str, start: int, ids: Sequence[str], block: Mapping[str, np.ndarray]) -> None:
+        key = {"encoder": label, "attack": group, "aim": self.goal.aim}
+        self.rows.append(pd.DataFrame({**key, "step": 0, "metric": METRIC, "sample": ids, "value": block["value"], "note": ""}))
+        for name in block.keys() - {"value", "clean", "images"}:
+            told = ~np.isnan(block[name])
+            samples = [one for one, there in zip(ids, told, strict=True) if there]
+            self.notes.append(pd.DataFrame({**key, "sample": samples, "name": name, "value": block[name][told]}))
+        for row in range(min(len(ids), self.pictured - start)):
+            if not np.isnan(block["value"][row]):
+                self.clean[start + row] = block["clean"][row]
+                about = {**key, "sample": ids[row], "why": "fixed", "divergence": float(block["value"][row])}
+                self.pictures.append(Picture(about, start + row, block["images"][row]))
+
+    def results(self, seconds: float) -> Results:
+        """Return what was found."""
+        order = {group: place for place, group in enumerate(self.groups)}
+        tables = [
+            pd.concat(parts, ignore_index=True).sort_values(
+                ["encoder", "attack"], key=lambda column: column.map({**order, **places}), kind="stable"
+            )
+            for places in [{label: place for place, label in enumerate(self.encoders)}]
+            for parts in (self.rows, self.notes)
+        ]
+        return Results(
+            frame=tables[0].reset_index(drop=True),
+            notes=tables[1].reset_index(drop=True),
+            manifest=self._manifest(seconds),
+            gallery=Gallery.of(self.pictures, lambda row: self.clean[row]),
+        )
+
+    def _manifest(self, seconds: float) -> dict[str, Any]:
+        ids, bank = list(self.latents.ids), getattr(self.goal, "bank", 0)
+        bank = bank if isinstance(bank, int) else len(bank)
+        about, goal = self.generator.describe(), describe(self.goal)
+        goal = {"goal": type(self.goal).__name__, **(goal if isinstance(goal, dict) else {})}
+        attacks = {
+            group: {**goal, "class": "layers of a generator", "layers": list(layers), **asdict(self.schedule)}
+            for group, layers in self.groups.items()
+        }
+        shapes = self.generator.shapes()
+        return {
+            "plan": {
+                "encoders": {label: {**described} for label, described in self.encoders.items()},
+                "dataset": about,
+                "train": None,
+                "attacks": attacks,
+                "metrics": {METRIC: {"class": "the smallest magnitude that reaches the goal", "norm": self.schedule.norm}},
+                "divergence": describe_divergence(getattr(self.goal, "divergence", "-")),
+                "attacked": len(ids),
+                "bank": bank,
+                "quantile_bank": bank,
+                "pairing": "given",
+                "seed": self.seed,
+            },
+            "generator": {
+                "fingerprint": self.of,
+                "shapes": {layer: list(shape) for layer, shape in shapes.items()},
+                "scales": {layer: _told(self.scales[layer]) for layers in self.groups.values() for layer in layers},
+                "sizes": {group: sum(math.prod(shapes[layer]) for layer in layers) for group, layers in self.groups.items()},
+            },
+            "encoders": self.encoders,
+            "errors": [],
+            "dataset": {"name": self.generator.name, "samples": len(ids), "notes": []},
+            "input_shape": list(next(iter(self.clean.values())).shape) if self.clean else None,
+            "attacked": len(ids),
+            "bank": bank,
+            "quantile_bank": bank,
+            "quantile_error": 0.0,
+            "metrics": {METRIC: {**_READING, "aim": self.goal.aim}},
+            "suites": {},
+            "passes_a_sample": {},
+            "diagnosis": [],
+            "samples": {
+                "sample": ids,
+                "pair": [row // 2 if _in_pairs(self.goal, self.targets) else row for row in range(len(ids))],
+                "group": None,
+                "part": None,
+            },
+            "seed": self.seed,
+            "batch": self.batch,
+            "device": str(self.device),
+            "versions": _versions(),
+            "seconds": round(seconds, 3),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Settled:
+    """A block of items before the search: clean images, classes, what to reach, and who is skipped for which reason; on the CPU."""
+
+    images: Tensor
+    labels: Tensor | None
+    targets: Tensor | None
+    skipped: Mapping[str, Tensor]
+
+    @property
+    def kept(self) -> Tensor:
+        return ~torch.stack([*self.skipped.values()]).any(0)
+
+
+def _in_pairs(goal: Goal, targets: Any) -> bool:
+    """Say whether items are each other's targets."""
+    return isinstance(goal, TargetRepresentation) and targets is None
+
+
+def _pictured(generator: Generator, items: int, times: int) -> int:
+    """Return of how many items all pictures together take no more than what is kept."""
+    return min(items, _PICTURES // (4 * math.prod(generator.shapes()["image"]) * (times + 1)))
+
+
+def _told(scale: Any) -> float | dict[str, float]:
+    numbers = torch.as_tensor(scale, dtype=torch.float64)
+    if numbers.ndim == 0:
+        return numbers.item()
+    return {"least": numbers.min().item(), "mean": numbers.mean().item(), "largest": numbers.max().item()}
+
+
+def _versions() -> dict[str, str]:
+    plugins = {plugin.distribution: plugin.version for plugin in installed().plugins if plugin.error is None}
+    return {"python": platform.python_version(), "torch": version("torch"), "numpy": np.__version__, "pandas": pd.__version__, **plugins}
+
+
+def _warn_of_skipped(results: Results) -> None:
+    kept = results.frame.groupby("encoder", sort=False)["value"].apply(lambda values: int(values.notna().sum()))
+    items, groups = results.manifest["attacked"], len(results.manifest["plan"]["attacks"])
+    for label, count in kept.items():
+        if count // groups < min(_FEW, items):
+            warnings.warn(
+                f"victim {label!r} is right about {count // groups} of {items} images of the generator, and only those are perturbed: too few for "
+                "an interval; look whether both number the classes alike, and whether the victim sees what it was trained on",
+                RobustnessWarning,
+                stacklevel=3,
+            )

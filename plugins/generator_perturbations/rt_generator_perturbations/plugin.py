@@ -1,0 +1,23 @@
+"""What rt-generator-perturbations provides."""
+
+from rt_core import EncoderEntry, hookimpl
+
+__all__ = ["rt_encoders"]
+
+_HERE = "rt_generator_perturbations"
+
+
+@hookimpl
+def rt_encoders():
+    return [
+        EncoderEntry(
+            name="digits_classifier",
+            summary="digits to the logits of their ten classes: a victim, not a representation",
+            factory=f"{_HERE}.embedded:digits_classifier",
+        ),
+        EncoderEntry(
+            name="digits_classifier_robust",
+            summary="the same, l2-adversarially trained: its output are logits too",
+            factory=f"{_HERE}.embedded:digits_classifier_robust",
+        ),
+    ]

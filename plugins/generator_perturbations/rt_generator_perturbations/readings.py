@@ -1,0 +1,312 @@
+"""Readings of magnitudes by granularity: growing shares with bands, ratios of two victims, what a fixed maximum misses, pictures."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image, ImageDraw
+
+from rt_core import statistics
+from rt_core.results import Results
+from rt_generator_perturbations.labelling import Item
+
+__all__ = ["cumulative", "curve_plot", "judged_items", "picture_grid", "ratios", "trade_off"]
+
+_POINTS = 20
+_COLORS = ((0, 90, 160), (200, 80, 0), (0, 130, 90), (150, 60, 140), (110, 110, 30), (90, 90, 90))
+_INK, _PAPER, _FRAME = (20, 20, 20), (255, 255, 255), (200, 60, 40)
+
+
+def cumulative(
+    results: Results, magnitudes: Sequence[float] | None = None, *, votes: pd.DataFrame | None = None, level: float = 0.95
+) -> pd.DataFrame:
+    """Return the share of all items for which a perturbation of at most each magnitude succeeds: the paper's curves, slower is more robust.
+
+    All items that were not skipped count, also those for which nothing was found up to the limit. With votes there is a second reading,
+    label-keeping: a success is one whose perturbed picture kept its class, among the items whose clean picture truly shows it. The intervals
+    are a band: they hold for all magnitudes of a curve at once with probability ``level`` (Clopper-Pearson, at the level that Bonferroni
+    gives). With a single magnitude this is the reading without people: a fixed maximum.
+
+    Args:
+        results: of ``granularity_curve``.
+        magnitudes: where to read; None takes 20 quantiles of all that were found.
+        votes: what ``read_votes`` or ``judge_votes`` returns. An item's clean picture is judged once for all groups; items
+            whose clean picture was not judged are left out, and counted.
+
+    Returns:
+        Columns encoder, attack, aim, reading (``"raw"``, ``"label-keeping"``), judged_by, magnitude, share, low, high, reached, n (the share's
+        denominator), skipped, not_kept (clean pictures that do not show their class), unjudged, items (all that were drawn).
+
+    Raises:
+        ValueError: no magnitudes, or a perturbed picture that was found and not judged.
+    """
+    frame = _magnitudes(results)
+    found = frame["value"][np.isfinite(frame["value"])].to_numpy()
+    if magnitudes is None:
+        magnitudes = np.unique(np.quantile(found, np.linspace(1 / _POINTS, 1, _POINTS))).tolist() if len(found) else [1.0]
+    if not len(magnitudes):
+        raise ValueError("magnitudes is empty; give those at which to read, or None")
+    judged = None if votes is None else _judged(frame, votes)
+    rows: list[list[Any]] = []
+    for (encoder, attack, aim), part in frame.groupby(["encoder", "attack", "aim"], sort=False):
+        own = part[part["value"].notna()]
+        skipped, items = len(part) - len(own), len(part)
+        about = [encoder, attack, aim]
+        rows += _curve([*about, "raw", ""], own["value"].to_numpy(), magnitudes, level, [skipped, 0, 0, items])
+        if judged is not None:
+            seen = judged.loc[own.index]
+            shown = own[seen["clean_kept"] == 1]
+            values = np.where(judged.loc[shown.index, "kept"] == 1, shown["value"], math.inf)
+            left_out = [skipped, int((seen["clean_kept"] == 0).sum()), int(seen["clean_kept"].isna().sum()), items]
+            rows += _curve([*about, "label-keeping", judged.attrs["by"]], values, magnitudes, level, left_out)
+    columns = ["encoder", "attack", "aim", "reading", "judged_by", "magnitude", "share", "low", "high", "reached", "n"]
+    return pd.DataFrame(rows, columns=[*columns, "skipped", "not_kept", "unjudged", "items"])
+
+
+def ratios(results: Results, first: str, second: str, *, level: float = 0.95) -> pd.DataFrame:
+    """Return by which factor a victim needs larger perturbations than another, on the items that neither skipped: paired, per group.
+
+    Above 1: the first is more robust. Two readings, since what was not reached has no ratio: the geometric mean over the items that were
+    reached for both (bootstrap-t of the logarithms), which leaves out the items that are hardest, and the median over all (order
+    statistics), where an item that was reached for one alone counts as infinite or zero; items reached for neither say nothing. For tests and
+    corrected p-values see ``Results.compare``.
+
+    Returns:
+        Columns attack, aim, ratio, low, high, n, median, median_low, median_high, first_alone and second_alone (reached for that one alone),
+        neither.
+
+    Raises:
+        ValueError: no rows of a victim of that name.
+    """
+    frame = _magnitudes(results)
+    for name in (first, second):
+        if name not in {*frame["encoder"]}:
+            raise ValueError(f"no results of victim {name!r}; there are {', '.join(map(repr, dict.fromkeys(frame['encoder'])))}")
+    keys = ["attack", "aim", "sample"]
+    one, two = (frame[frame["encoder"] == name].set_index(keys)["value"].dropna() for name in (first, second))
+    rows: list[list[Any]] = []
+    for (attack, aim), part in pd.concat([one, two], axis=1, join="inner", keys=["one", "two"]).groupby(["attack", "aim"], sort=False):
+        left, right = part["one"].to_numpy(), part["two"].to_numpy()
+        there = [np.isfinite(left), np.isfinite(right)]
+        told = (there[0] | there[1]) & ((left > 0) | (right > 0))
+        with np.errstate(divide="ignore"):
+            logs = np.log(left[told]) - np.log(right[told])
+        both = logs[np.isfinite(logs)]
+        empty = statistics.Interval(math.nan, math.nan, math.nan, 0, "no values")
+        mean = statistics.bootstrap_interval(both, "mean", level=level, seed=results.manifest["seed"]) if len(both) else empty
+        middle = statistics.median_interval(logs, level=level) if len(logs) else empty
+        alone = [int((there[0] & ~there[1]).sum()), int((there[1] & ~there[0]).sum()), int((~there[0] & ~there[1]).sum())]
+        factors = [np.exp(value) for found in (mean, middle) for value in (found.estimate, found.low, found.high)]
+        rows.append([attack, aim, *factors[:3], len(both), *factors[3:], *alone])
+    columns = [
+        "attack",
+        "aim",
+        "ratio",
+        "low",
+        "high",
+        "n",
+        "median",
+        "median_low",
+        "median_high",
+        "first_alone",
+        "second_alone",
+        "neither",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def trade_off(results: Results, votes: pd.DataFrame, magnitudes: Sequence[float]) -> pd.DataFrame:
+    """Return what a fixed maximum magnitude, the paper's alternative to people, would have got wrong by the votes.
+
+    A maximum counts every success up to it: those that lost their class are its false positives. It counts none beyond: those that kept it
+    are its false negatives.
+
+    Returns:
+        Columns encoder, attack, magnitude, counted (successes up to it), false_positives, false_negatives, kept (all successes that kept
+        their class): numbers of items whose clean picture truly shows its class.
+
+    Raises:
+        ValueError: a perturbed picture that was found and not judged.
+    """
+    frame = _magnitudes(results)
+    judged = _judged(frame, votes)
+    rows = []
+    for (encoder, attack), part in frame.groupby(["encoder", "attack"], sort=False):
+        own = part[np.isfinite(part["value"]) & (judged.loc[part.index, "clean_kept"] == 1)]
+        kept, value = judged.loc[own.index, "kept"].to_numpy() == 1, own["value"].to_numpy()
+        for magnitude in magnitudes:
+            within = value <= magnitude
+            rows.append([encoder, attack, magnitude, within.sum(), (within & ~kept).sum(), (~within & kept).sum(), kept.sum()])
+    return pd.DataFrame(rows, columns=["encoder", "attack", "magnitude", "counted", "false_positives", "false_negatives", "kept"])
+
+
+def judged_items(results: Results, *, names: Sequence[str] | None = None) -> Iterator[Item]:
+    """Yield what ``labelling_sheet`` and ``judge_votes`` take: every item that was not skipped and whose pictures were kept.
+
+    names: of the classes, in order; their numbers unless given
+
+    Raises:
+        ValueError: the goal has no classes, so there is nothing to ask.
+    """
+    from torch import from_numpy
+
+    notes = results.notes[results.notes["name"] == "label"]
+    if notes.empty:
+        raise ValueError("these results have no labels: the goal knows no classes, and people can only be asked about classes")
+    labels = notes.set_index(["encoder", "attack", "sample"])["value"]
+    gallery = results.gallery
+    for place, row in enumerate(gallery.about.itertuples()):
+        label = int(labels[row.encoder, row.attack, row.sample])
+        yield Item(
+            id=row.sample,
+            clean=from_numpy(gallery.originals[row.sample]),
+            perturbed=from_numpy(gallery.adversarial[place]) if math.isfinite(row.divergence) else None,
+            label=str(label) if names is None else names[label],
+            magnitude=row.divergence,
+            victim=row.encoder,
+            group=row.attack,
+        )
+
+
+def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 200) -> Image.Image:
+    """Return curves with their bands as a picture: a panel for each group of layers, a color for each victim; magnitudes on a log scale.
+
+    curves: of ``cumulative``; reading: ``"raw"`` or ``"label-keeping"``
+
+    Raises:
+        ValueError: no rows of that reading.
+    """
+    rows = curves[(curves["reading"] == reading) & (curves["magnitude"] > 0) & (curves["n"] > 0)]
+    if rows.empty:
+        raise ValueError(f"no curves of reading {reading!r}; there are {', '.join(map(repr, dict.fromkeys(curves['reading'])))}")
+    groups, victims = ([*dict.fromkeys(rows[name])] for name in ("attack", "encoder"))
+    colors = {victim: _COLORS[place % len(_COLORS)] for place, victim in enumerate(victims)}
+    low, high = math.log(rows["magnitude"].min()), math.log(rows["magnitude"].max())
+    width, height, left, top = pixels + 24, pixels + 40, 40, 44
+    image = Image.new("RGB", (left + len(groups) * width, top + height), _PAPER)
+    pen = ImageDraw.Draw(image, "RGBA")
+    for place, victim in enumerate(victims):
+        pen.text((left + place * 160, 6), victim, fill=colors[victim])
+    by = [*dict.fromkeys(rows["judged_by"])][0]
+    pen.text((left + len(victims) * 160, 6), f"share that succeeds, {reading}" + (f", {by}" if by else ""), fill=_INK)
+    for panel, group in enumerate(groups):
+        corner = left + panel * width
+
+        def at(magnitude: float, share: float, corner: int = corner) -> tuple[float, float]:
+            across = (math.log(magnitude) - low) / (high - low) if high > low else 0.5
+            return corner + across * pixels, top + (1 - share) * pixels
+
+        pen.text((corner, top - 16), group, fill=_INK)
+        pen.rectangle((corner, top, corner + pixels, top + pixels), outline=(150, 150, 150))
+        for share in (0, 0.5, 1) if panel == 0 else ():
+            pen.text((6, top + (1 - share) * pixels - 6), f"{share:.0%}", fill=_INK)
+        for end, anchor in ((low, "la"), (high, "ra")):
+            pen.text((corner + (0 if end == low else pixels), top + pixels + 4), f"{math.exp(end):.2g}", fill=_INK, anchor=anchor)
+        for victim in victims:
+            part = rows[(rows["attack"] == group) & (rows["encoder"] == victim)].sort_values("magnitude")
+            edges = [[at(row.magnitude, getattr(row, name)) for row in part.itertuples()] for name in ("low", "high", "share")]
+            if len(part) > 1:
+                pen.polygon([*edges[0], *edges[1][::-1]], fill=(*colors[victim], 50))
+                pen.line(edges[2], fill=colors[victim], width=2)
+    return image
+
+
+def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image.Image:
+    """Return clean pictures beside perturbed ones: a block of rows for each victim, a row for each item, a column for each group of layers.
+
+    Below a clean picture stands its class and, of targeted ones, what the victim was made to say. Below each perturbed one stands its magnitude; where nothing was reached up to the limit, the last attempt is shown in a frame. Pictures are
+    scaled by whole numbers, without smoothing, to about ``pixels`` a side.
+
+    Raises:
+        ValueError: no pictures were kept.
+    """
+    about = results.gallery.about
+    if about.empty:
+        raise ValueError("no pictures were kept; give granularity_curve(…, pictures=) a number above 0")
+    groups, encoders = ([*dict.fromkeys(about[name])] for name in ("attack", "encoder"))
+    groups = [group for group in results.manifest["plan"]["attacks"] if group in groups] or groups
+    side = results.gallery.adversarial.shape[-1]
+    tile = side * max(1, round(pixels / side))
+    width, height, head = tile + 12, tile + 22, 22
+    shown = {encoder: [*dict.fromkeys(about.loc[about["encoder"] == encoder, "sample"])][:items] for encoder in encoders}
+    size = (len(groups) + 1) * width + 12, sum(head + len(samples) * height for samples in shown.values()) + head
+    image, top = Image.new("RGB", size, _PAPER), head
+    pen = ImageDraw.Draw(image)
+    for column, name in enumerate(["clean", *groups]):
+        pen.text((12 + column * width, 6), name, fill=_INK)
+    asked = _asked(results)
+    places = {(row.encoder, row.attack, row.sample): place for place, row in enumerate(about.itertuples())}
+    for encoder, samples in shown.items():
+        pen.text((12, top + 4), f"victim {encoder}", fill=_INK)
+        top += head
+        for sample in samples:
+            image.paste(_tile(results.gallery.originals[sample], tile), (12, top))
+            pen.text((12, top + tile + 3), asked.get((encoder, sample), ""), fill=_INK)
+            for column, group in enumerate(groups, start=1):
+                place = places.get((encoder, group, sample))
+                if place is None:
+                    continue
+                corner = 12 + column * width, top
+                image.paste(_tile(results.gallery.adversarial[place], tile), corner)
+                value = float(about["divergence"].iloc[place])
+                pen.text((corner[0], top + tile + 3), f"{value:.3g}" if math.isfinite(value) else "not reached", fill=_INK)
+                if not math.isfinite(value):
+                    pen.rectangle((corner[0] - 2, top - 2, corner[0] + tile + 1, top + tile + 1), outline=_FRAME, width=2)
+            top += height
+    return image
+
+
+def _asked(results: Results) -> dict[tuple[str, str], str]:
+    """Return for each victim and item its class and its target, in words."""
+    notes = results.notes[results.notes["name"].isin(["label", "target"])]
+    said: dict[tuple[str, str], dict[str, str]] = {}
+    for row in notes.itertuples():
+        said.setdefault((str(row.encoder), str(row.sample)), {})[str(row.name)] = f"{row.value:.0f}"
+    return {key: " to ".join(told[name] for name in ("label", "target") if name in told) for key, told in said.items()}
+
+
+def _magnitudes(results: Results) -> pd.DataFrame:
+    return results.frame[results.frame["metric"] == "magnitude"].reset_index(drop=True)
+
+
+def _curve(about: list[Any], values: np.ndarray, magnitudes: Iterable[float], level: float, counts: list[int]) -> Iterator[list[Any]]:
+    thresholds = [*magnitudes]
+    for magnitude in thresholds:
+        reached, n = int((values <= magnitude).sum()), len(values)
+        share = [math.nan] * 3
+        if n:
+            found = statistics.proportion_interval(reached, n, level=1 - (1 - level) / len(thresholds))
+            share = [found.estimate, found.low, found.high]
+        yield [*about, magnitude, *share, reached, n, *counts]
+
+
+def _judged(frame: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
+    """Return for each row of the frame whether its clean and its perturbed picture kept their class: 1, 0, or NaN where nobody was asked."""
+    known = votes.assign(item=votes["item"].astype(str)).set_index(["item", "victim", "group"])
+    # By victim as well: without classes, what a picture is asked about is what its victim says.
+    clean = known.groupby(["item", "victim"])["clean_kept"].first()
+    rows = pd.MultiIndex.from_frame(frame[["sample", "encoder", "attack"]])
+    judged = pd.DataFrame(
+        {
+            "clean_kept": clean.reindex(rows.droplevel(2)).astype("float64").to_numpy(),
+            "kept": known["kept"].reindex(rows).astype("float64").to_numpy(),
+        },
+        index=frame.index,
+    )
+    missing = np.isfinite(frame["value"]) & (judged["clean_kept"] == 1) & judged["kept"].isna()
+    if missing.any():
+        row = frame[missing].iloc[0]
+        raise ValueError(
+            f"{int(missing.sum())} perturbed pictures were found and not judged, such as of item {row['sample']!r} for victim {row['encoder']!r}, "
+            f"group {row['attack']!r}; put all of them on the sheet: judged_items(results)"
+        )
+    judged.attrs["by"] = ", ".join(dict.fromkeys(votes["judged_by"]))
+    return judged
+
+
+def _tile(picture: np.ndarray, side: int) -> Image.Image:
+    pixels = np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
+    whole = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
+    return whole.resize((side, round(side * pixels.shape[0] / pixels.shape[1])), Image.Resampling.NEAREST)

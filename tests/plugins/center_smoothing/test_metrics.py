@@ -1,0 +1,250 @@
+"""The certificates as metrics of a run: what they read, what they share, and how what was not given is read."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import beta, norm
+
+import rt_core as rt
+from rt_center_smoothing import (
+    CenterSmoothing,
+    CertifiedBreakaway,
+    CertifiedHalfMassRadius,
+    CertifiedNeighborRadius,
+    CertifiedOutputRadius,
+    CertifiedQuantile,
+    HalfMassRadius,
+)
+from rt_core import Bank, Encoder, RobustnessWarning
+from rt_core.neighbors import pairwise
+from rt_core.randomness import SampleRandom
+from rt_core.smoothing import Draws
+from rt_core.testing import read_example, tiny_encoder, tiny_inputs
+from rt_core.traces import check_metric
+
+NOISE = {"sigma": 0.25, "certify_draws": 2_000}
+BALL = NOISE | {"center_draws": 1_500}
+OUTPUT = BALL | {"input_radius": 0.25, "delta": 0.1}
+METRICS = {
+    "certified_output_radius": CertifiedOutputRadius(**OUTPUT),
+    "certified_quantile": CertifiedQuantile(**OUTPUT),
+    "certified_breakaway": CertifiedBreakaway(**OUTPUT),
+    "half_mass_radius": HalfMassRadius(**BALL),
+    "certified_half_mass_radius": CertifiedHalfMassRadius(**BALL, input_radius=0.25),
+    "certified_neighbor_radius": CertifiedNeighborRadius(**NOISE),
+}
+
+
+def reading(row=0, encoder=None, divergence=rt.divergences.l2, bank=None):
+    """One sample, as a run hands it over."""
+    trace, known, context = read_example("clean", order=[row])
+    if encoder is not None:
+        clean = encoder(tiny_inputs(40))
+        trace, known = replace(trace, clean=clean[[row]], adversarial=clean[[row]]), Bank(clean)
+    context = replace(context, divergence=divergence, encoder=encoder or tiny_encoder())  # whose passes are not yet counted
+    return trace, bank or known, context
+
+
+def number(metric, *read):
+    found = metric(*read)
+    assert found.values.shape == (1,)
+    return found.values.item(), found.notes[0]
+
+
+@pytest.mark.parametrize("divergence", ["l2", "cosine", "linf"])
+def test_metrics_read_the_certificate_that_certify_gives(divergence):
+    encoder, inputs = tiny_encoder(), tiny_inputs(40)
+    found = CenterSmoothing(**OUTPUT).certify(encoder, inputs[[3]], divergence, ids=["3"])
+    read = reading(3, divergence=getattr(rt.divergences, divergence))
+    for name, expected in (
+        ("certified_output_radius", found.radius),
+        ("half_mass_radius", found.half_mass_radius),
+        ("certified_half_mass_radius", found.certified_half_mass_radius),
+        ("certified_quantile", read[1].pair_quantiles(found.radius, divergence)),
+    ):
+        assert number(METRICS[name], *read) == (expected.item(), "")
+        own = replace(METRICS[name], divergence=divergence)
+        assert number(own, *reading(3)) == (expected.item(), "")
+
+
+def test_metrics_share_the_draws_and_the_center():
+    read = reading()
+    passes = read[2].encoder.passes
+    for names, forwards in ((["half_mass_radius"], 3_500), (["certified_output_radius"], 1_500), (list(METRICS), 0)):
+        before = passes.forwards
+        for name in names:
+            METRICS[name](*read)
+        assert passes.forwards - before == forwards, names
+    # Another input radius, delta or rank is read off the same distances.
+    for other in ({"input_radius": 0.1}, {"delta": 0.15}, {"rank": "hoeffding"}, {"alpha_certify": 0.01}):
+        before = passes.forwards
+        assert (
+            number(replace(METRICS["certified_output_radius"], **other), *read)[0] != number(METRICS["certified_output_radius"], *read)[0]
+        )
+        assert passes.forwards == before
+    assert passes.backwards == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_says_what_it_takes_and_rehearses_with_at_most_64_passes(name):
+    metric, read = METRICS[name], reading()
+    check_metric(metric, name)
+    metric(*read)
+    assert (read[2].encoder.passes.forwards, 0) == metric.passes
+    variants = [metric]
+    if name != "certified_neighbor_radius":
+        variants.append(replace(metric, rank="hoeffding"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        variants.append(replace(metric, sigma=0.01))  # too little for some
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in variants:
+            less, again = given.rehearsal(), reading()
+            less(*again)
+            assert type(less) is type(metric)
+            assert again[2].encoder.passes.forwards == sum(less.passes)
+            assert 0 < sum(less.passes) <= 64
+
+
+def test_breakaway_is_the_share_of_others_that_the_ball_reaches():
+    encoder = Encoder(lambda inputs: 20 * inputs.flatten(1)[:, :2].double().float() + inputs.flatten(1)[:, 2:4], name="corners")
+    spread = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 40.0], [0.0, 0.0], [300.0, 1.0]])
+    trace, _, context = reading(0, encoder)
+    trace, bank = replace(trace, clean=spread[:1]), Bank(spread)
+    certified = CenterSmoothing(**OUTPUT).certify(encoder, context.inputs, ids=["0"])
+    center, radius = certified.center[0].double(), certified.radius.item()
+    # The bisectors, one by one.
+    expected = 0
+    for other in spread[1:].double():
+        apart = torch.linalg.vector_norm(other - spread[0])
+        reach = (torch.linalg.vector_norm(center - other) ** 2 - torch.linalg.vector_norm(center - spread[0]) ** 2) / (2 * apart)
+        expected += bool(apart > 0 and reach < radius)
+    assert 0 < expected < 4
+
+    assert number(METRICS["certified_breakaway"], trace, bank, context) == (expected / 4, "")
+    stranger = replace(trace, ids=("not there",))
+    assert number(METRICS["certified_breakaway"], stranger, bank, context) == (expected / 5, "")
+
+
+@pytest.mark.parametrize("divergence", ["l2", "cosine", "kl"])
+def test_votes_are_counted_against_every_anchor(divergence):
+    trace, bank, context = reading(5, divergence=getattr(rt.divergences, divergence))
+    draws = Draws(context.encoder, context.inputs[0], SampleRandom.of(0, ["5"]), sigma=0.05)
+    rows = torch.cat([*draws.chunks("certify", 500)])
+    away = pairwise(divergence, bank.take(range(len(bank))).double(), rows.double())
+    others = torch.cat([away[:5], away[6:]]).min(0).values
+    votes = int((away[5] < others).sum())
+    assert 0 < votes <= 500
+    bound = beta.ppf(0.01, votes, 500 - votes + 1)
+
+    found = number(CertifiedNeighborRadius(sigma=0.05, certify_draws=500, alpha_certify=0.01), trace, bank, context)
+
+    assert found == (pytest.approx(0.05 * norm.ppf(bound), rel=1e-9), "") if bound > 0.5 else found[1] == "abstained"
+
+
+def test_the_neighbor_radius_of_a_line_is_the_distance_to_the_middle():
+    # f(x) = x in one dimension, anchors at 0.2 and 0.8: the vote changes in the middle, 0.3 away, whatever sigma is.
+    encoder = Encoder(lambda inputs: inputs, name="line")
+    trace, _, context = reading()
+    bank = Bank(torch.tensor([[0.2], [0.8]]))
+    line = replace(context, encoder=encoder, read=lambda: torch.tensor([[0.2]]))
+    metric = CertifiedNeighborRadius(sigma=0.25, certify_draws=100_000, alpha_certify=0.01)
+    radius, note = number(metric, replace(trace, clean=torch.tensor([[0.2]])), bank, line)
+    assert note == ""
+    assert 0.29 < radius < 0.3
+    assert metric.span == (0.0, pytest.approx(0.25 * norm.ppf(0.01 ** (1 / 100_000))))
+
+
+def test_a_tie_counts_against_the_sample_and_is_read_as_no_certificate():
+    trace, _, context = reading()
+    twins = Bank(torch.cat([trace.clean, trace.clean, trace.clean + 100]))
+    assert number(METRICS["certified_neighbor_radius"], trace, twins, context) == (pytest.approx(math.nan, nan_ok=True), "abstained")
+    alone = Bank(torch.cat([trace.clean, trace.clean + 100]))
+    radius, note = number(METRICS["certified_neighbor_radius"], trace, alone, context)
+    assert (radius, note) == (pytest.approx(METRICS["certified_neighbor_radius"].span[1]), "")
+
+
+def test_a_divergence_that_is_no_metric_is_refused():
+    for name, metric in METRICS.items():
+        if name == "certified_neighbor_radius":
+            assert number(metric, *reading(divergence=rt.divergences.kl))
+            with pytest.raises(ValueError, match="no divergence is named 'l3'"):
+                replace(metric, divergence="l3")
+            continue
+        with pytest.raises(ValueError, match="triangle inequality"):
+            replace(metric, divergence="kl")
+        read = reading(divergence=rt.divergences.kl)
+        with pytest.raises(ValueError, match="say divergence='l2'"):
+            metric(*read)
+        assert read[2].encoder.passes.forwards == 0
+
+
+def test_wide_noise_is_warned_of():
+    for name in ("certified_neighbor_radius", "half_mass_radius"):
+        with pytest.warns(RobustnessWarning, match="sigma is 2, and inputs of encoder 'tiny' span a range of 1"):
+            replace(METRICS[name], sigma=2.0)(*reading())
+
+
+def plan(metrics, encoder=None, attacked=6):
+    encoders = {"tiny": encoder or tiny_encoder()}
+    return rt.Evaluation(encoders=encoders, dataset=tiny_inputs(20), attacks={}, metrics=metrics, attacked=attacked)
+
+
+def test_a_run_gives_what_certify_gives(tmp_path):
+    encoder = tiny_encoder()
+    results = rt.run(plan(METRICS, encoder), store=tmp_path, progress=False)
+    summary = results.summary().set_index("metric")
+    assert ((summary["n"] == 6) & (summary["undefined"] == 0)).all()
+
+    order = results.manifest["samples"]["sample"]
+    found = CenterSmoothing(**OUTPUT).certify(encoder, tiny_inputs(20)[[int(name) for name in order]], ids=order)
+    values = results.frame[results.frame["metric"] == "certified_output_radius"]["value"]
+    assert values.tolist() == found.radius.tolist()
+    assert summary.loc["certified_output_radius", "estimate"] == found.radius.quantile(0.5).item()
+
+    radii = results.frame[results.frame["metric"] == "certified_neighbor_radius"]
+    assert summary.loc["certified_neighbor_radius", "estimate"] == pytest.approx(radii["value"].fillna(0).mean())
+    curve = results.certified_curve("certified_neighbor_radius", [0.0, 0.05, 0.2])
+    assert curve["estimate"].tolist() == [(radii["value"] > threshold).mean() for threshold in (0.0, 0.05, 0.2)]
+
+
+def test_a_run_reads_what_was_not_given_as_the_worst():
+    wide = {"input_radius": 1.5}
+    with pytest.warns(RobustnessWarning, match="no certificate is possible"):
+        impossible = {
+            "radius": CertifiedOutputRadius(**OUTPUT | wide),
+            "quantile": CertifiedQuantile(**OUTPUT | wide),
+            "half": CertifiedHalfMassRadius(**BALL, **wide),
+        }
+    few = {"delta": 0.0498, "center_draws": 1_210, "certify_draws": 300}  # at which a third is abstained from
+    encoder = tiny_encoder()
+    results = rt.run(plan(impossible | {"few": CertifiedBreakaway(**OUTPUT | few)}, encoder, attacked=12), progress=False)
+    summary, notes = results.summary().set_index("metric"), results.frame.groupby("metric")["note"].agg(list)
+
+    assert all(notes[name] == ["no certificate"] * 12 for name in impossible)
+    assert summary.loc[[*impossible], "estimate"].tolist() == [math.inf, 1, math.inf]
+    rows = results.frame[results.frame["metric"] == "few"]
+    assert 0 < notes["few"].count("abstained") < 12
+    assert (rows["value"].isna() == (rows["note"] == "abstained")).all()
+    assert summary.loc["few", "estimate"] == pytest.approx(rows["value"].fillna(1).mean())
+    assert summary["abstained"].to_dict() == dict.fromkeys(impossible, 12) | {"few": notes["few"].count("abstained")}
+    assert (summary["undefined"] == 0).all()
+
+
+def test_a_run_makes_the_draws_of_a_sample_once():
+    first, all_of_them = tiny_encoder(), tiny_encoder()
+    rt.run(plan({"one": METRICS["certified_output_radius"]}, first), progress=False)
+    rt.run(plan(METRICS, all_of_them), progress=False)
+    assert all_of_them.passes.forwards - first.passes.forwards <= 2 * 64 * len(METRICS)  # of rehearsals
+
+
+def test_a_plan_of_names_is_a_value():
+    described = {
+        name: rt.use(name, **options) for name, options in (("certified_output_radius", OUTPUT), ("certified_neighbor_radius", NOISE))
+    }
+    first = rt.run(plan(described, attacked=2), progress=False).frame
+    assert first.equals(rt.run(plan({name: METRICS[name] for name in described}, attacked=2), progress=False).frame)

@@ -1,0 +1,746 @@
+"""Generators: adding by hand, the network's own images bit for bit, hooks that go, layers that cannot be, and draws that belong to their ids."""
+
+import json
+import pickle
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from rt_core.errors import RobustnessWarning
+from rt_generator_perturbations import Generator, GeneratorError, Latents, LayerError, Normal, PickedLatents, find_layers
+
+LAYERS = ["fc", "blocks.0", "blocks.1", "blocks.2"]
+
+
+class Block(nn.Module):
+    """Convolution, batch norm and a ReLU that works in place."""
+
+    def __init__(self, checkpointed=None):
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.checkpointed = checkpointed
+
+    def body(self, features):
+        return self.relu(self.norm(self.conv(features)))
+
+    def forward(self, features):
+        if self.checkpointed is None:
+            return self.body(features)
+        return checkpoint(self.body, features, use_reentrant=self.checkpointed == "reentrant")
+
+
+class Net(nn.Module):
+    """A latent of 6 and a class of 3 to 2 x 8 x 8, in (-1, 1)."""
+
+    def __init__(self, checkpointed=None):
+        super().__init__()
+        self.fc = nn.Linear(9, 64)
+        self.blocks = nn.ModuleList(Block(checkpointed) for _ in range(3))
+        self.out = nn.Conv2d(4, 2, 3, padding=1)
+        self.calls = []
+
+    def forward(self, latent, label, *arguments, **keywords):
+        self.calls.append((arguments, keywords))
+        features = self.fc(torch.cat([latent, label], 1)).view(-1, 4, 4, 4)
+        for block in self.blocks:
+            features = block(features)
+        return self.out(nn.functional.interpolate(features, scale_factor=2)).tanh()
+
+
+def network(checkpointed=None, seed=0):
+    torch.manual_seed(seed)
+    net = Net(checkpointed)
+    for _ in range(20):  # running statistics that are not those of a batch
+        net(torch.randn(8, 6), torch.randn(8, 3))
+    net.calls.clear()
+    return net
+
+
+def generator(net=None, **options):
+    return Generator(network() if net is None else net, **{"layers": LAYERS, "latent": 6, "classes": 3, **options})
+
+
+def perturbations(made, count, layers=None, seed=1, size=0.3):
+    random = torch.Generator().manual_seed(seed)
+    return {
+        layer: size * torch.randn(count, *shape, generator=random)
+        for layer, shape in made.shapes().items()
+        if layers is None or layer in layers
+    }
+
+
+def by_hand(net, latents, moved):
+    """Written out: the same network with every perturbation added where it belongs, from float64 weights to images in [0, 1]."""
+
+    def plus(layer, activation):
+        return activation + moved[layer].double() if layer in moved else activation
+
+    weights = {name: weight.double() for name, weight in net.state_dict().items()}
+    label = nn.functional.one_hot(latents.classes, 3).double()
+    given = torch.cat([plus("latent", latents.latents.double()), label], 1)
+    features = plus("fc", given @ weights["fc.weight"].T + weights["fc.bias"]).reshape(-1, 4, 4, 4)
+    for place in range(3):
+        name = f"blocks.{place}"
+        features = nn.functional.conv2d(features, weights[f"{name}.conv.weight"], weights[f"{name}.conv.bias"], padding=1)
+        mean, variance, scale, shift = (
+            weights[f"{name}.norm.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        features = plus(name, ((features - mean) / (variance + 1e-5).sqrt() * scale + shift).relu())
+    features = features.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    images = nn.functional.conv2d(features, weights["out.weight"], weights["out.bias"], padding=1).tanh()
+    return plus("image", (images + 1) / 2).clamp(0, 1)
+
+
+def hooks(net):
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in net.modules())
+
+
+# ── adding ──
+
+
+@pytest.mark.parametrize("given", ["none", "empty", "zeros", "zeros with gradients"])
+def test_without_a_perturbation_the_images_are_the_networks_own_bit_for_bit(given):
+    net = network()
+    made = generator(net)
+    latents = made.draw(range(5), seed=3)
+    zeros = {layer: torch.zeros(5, *shape, requires_grad="gradients" in given) for layer, shape in made.shapes().items()}
+    images = made(latents, {"none": None, "empty": {}}.get(given, zeros))
+    own = (net.eval()(latents.latents, nn.functional.one_hot(latents.classes, 3).float()) + 1) / 2
+    assert torch.equal(images, own)
+    assert images.dtype == torch.float32
+    assert images.shape == (5, 2, 8, 8)
+
+
+@pytest.mark.parametrize("layers", [["latent"], ["fc"], ["blocks.0"], ["blocks.1"], ["blocks.2"], ["image"], ["latent", "blocks.1"], None])
+def test_a_perturbation_is_added_at_its_layers_output(layers):
+    net = network()
+    made = generator(net)
+    latents = made.draw(range(4))
+    moved = perturbations(made, 4, layers)
+    assert list(moved) == (layers or list(made.layers))
+    images = made(latents, moved)
+    torch.testing.assert_close(images.double(), by_hand(net, latents, moved), rtol=0, atol=2e-6)
+    assert (images - made(latents)).abs().max() > 1e-3
+
+
+def test_gradients_are_those_of_adding_by_hand():
+    net = network()
+    made = generator(net)
+    latents = made.draw(range(4))
+    moved = {layer: part.requires_grad_() for layer, part in perturbations(made, 4).items()}
+    weight = torch.randn(4, 2, 8, 8)
+    found = torch.autograd.grad((made(latents, moved) * weight).sum(), list(moved.values()))
+    right = torch.autograd.grad((by_hand(net, latents, moved) * weight).sum(), list(moved.values()))
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_passes_are_counted_in_images():
+    made = generator()
+    latents = made.draw(range(4))
+    made.shapes()
+    moved = {layer: part.requires_grad_() for layer, part in perturbations(made, 4).items()}
+    with made.in_use():
+        before = (made.passes.forwards, made.passes.backwards, len(made.module.calls))
+        made(latents, moved).sum().backward()
+        after = (made.passes.forwards, made.passes.backwards, len(made.module.calls))
+    assert tuple(b - a for a, b in zip(before, after, strict=True)) == (4, 4, 1)
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (-1.0, 1.0), (-2.0, 6.0)])
+def test_values_are_mapped_linearly_to_0_and_1_and_clipped(values):
+    made = Generator(nn.Unflatten(1, (1, 2, 2)), layers=[], latent=4, values=values)
+    low, high = values
+    latents = Latents(ids=["a"], latents=torch.tensor([[low, high, (low + high) / 2, high + 1]]))
+    assert made(latents).flatten().tolist() == [0, 1, 0.5, 1]
+    assert made(latents, {"image": torch.full((1, 1, 2, 2), 0.25)}).flatten().tolist() == [0.25, 1, 0.75, 1]
+    assert Generator(made.module, layers=[], latent=4, values=None)(latents).flatten().tolist() == latents.latents.flatten().tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_batch_norm_generator_gives_the_same_whatever_the_batch_and_keeps_its_statistics(batch):
+    net = network().train()
+    made = generator(net)
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    latents, moved = made.draw(range(8)), perturbations(made, 8)
+    whole = made(latents, moved)
+    parts = [made(latents.select(slice(at, at + batch)), {k: v[at : at + batch] for k, v in moved.items()}) for at in range(0, 8, batch)]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-6)
+    assert all(part.training for part in net.modules())
+    assert all(weight.requires_grad for weight in net.parameters())
+    assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
+
+
+def test_a_latents_perturbation_can_be_kept_from_all_but_one_layer():
+    class Conditional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 4)
+
+        def forward(self, latent, label):
+            condition = torch.cat([latent, label], 1)
+            return (self.first(condition) * self.second(condition)).view(-1, 1, 2, 2)
+
+    net = Conditional()
+    everywhere = Generator(net, layers=["first"], latent=3, classes=2, values=None)
+    first = Generator(net, layers=["first"], latent=3, classes=2, values=None, latent_layer="first")
+    latents, moved = everywhere.draw(range(3)), torch.randn(3, 3)
+    condition = torch.cat([latents.latents, nn.functional.one_hot(latents.classes, 2)], 1)
+    further = condition + nn.functional.pad(moved, (0, 2))
+    assert torch.equal(first(latents), everywhere(latents))
+    assert first.shapes() == everywhere.shapes()
+    torch.testing.assert_close(everywhere(latents, {"latent": moved}).flatten(1), net.first(further) * net.second(further))
+    torch.testing.assert_close(first(latents, {"latent": moved}).flatten(1), net.first(further) * net.second(condition))
+    assert hooks(net) == 0
+    net.forward = lambda latent, label: net.first(input=torch.cat([latent, label], 1)).view(-1, 1, 2, 2)
+    with pytest.raises(LayerError, match="called with keywords only"):
+        first(latents, {"latent": moved})
+
+
+# ── what networks do ──
+
+
+def test_activations_that_are_overwritten_in_place_are_right():
+    """The convolution's output is what the ReLU after it overwrites; the ReLU's is its own input."""
+    chain = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1), nn.ReLU(inplace=True), nn.Conv2d(2, 1, 1))
+    made = Generator(chain, layers=["1", "2"], latent=4, values=None)
+    latents, moved = made.draw(range(6)), {"1": torch.randn(6, 2, 2, 2), "2": torch.randn(6, 2, 2, 2)}
+    given = latents.latents.view(-1, 1, 2, 2)
+    right = chain[3]((chain[1](given) + moved["1"]).relu() + moved["2"])
+    torch.testing.assert_close(made(latents, moved), right)
+    drawn = made.draw([f"scale {place}" for place in range(64)]).latents.view(-1, 1, 2, 2)
+    before = chain[1](drawn).detach().std(0)
+    after = chain[1](drawn).relu().detach().std(0)
+    scales = made.scales(per="neuron")
+    torch.testing.assert_close(scales["1"], before, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scales["2"], after, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [["blocks.0", "blocks.2"], ["blocks.0.conv", "blocks.0.relu", "blocks.1.norm"], ["fc"]])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_checkpointed_network_gives_the_gradients_of_the_plain_one(layers, mode):
+    """What is checkpointed runs again in the backward pass: perturbed again, in eval mode again, and put back again."""
+    plain, again = network(), network("not reentrant")
+    found = []
+    for net in (plain, again):
+        getattr(net, mode)()
+        made = generator(net, layers=layers)
+        moved = {layer: part.requires_grad_() for layer, part in perturbations(made, 4).items()}
+        images = made(made.draw(range(4)), moved)
+        assert hooks(net) == 0
+        found.append(torch.autograd.grad(images.square().sum(), list(moved.values())))
+        assert hooks(net) == 0
+        assert net.training == (mode == "train")
+        assert all(weight.requires_grad for weight in net.parameters())
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+        assert one.abs().max() > 0
+
+
+def test_a_checkpointed_network_can_be_differentiated_twice_and_in_two_graphs_one_by_one():
+    net = network("not reentrant")
+    made = generator(net, layers=["blocks.1.conv"])
+    latents = made.draw(range(2))
+    one, other = (perturbations(made, 2, ["blocks.1.conv"], seed=seed)["blocks.1.conv"].requires_grad_() for seed in (1, 2))
+    first, second = made(latents, {"blocks.1.conv": one}), made(latents, {"blocks.1.conv": other})
+    (slope,) = torch.autograd.grad(first.square().sum(), one, retain_graph=True)
+    (again,) = torch.autograd.grad(first.square().sum(), one)
+    (apart,) = torch.autograd.grad(second.square().sum(), other)
+    assert torch.equal(slope, again)
+    assert not torch.equal(slope, apart)
+
+
+def test_two_checkpointed_graphs_in_one_backward_pass_are_refused_and_nothing_stays():
+    net = network("not reentrant")
+    made = generator(net, layers=["blocks.1.conv"])
+    latents, moved = made.draw(range(2)), perturbations(made, 2, ["blocks.1.conv"])["blocks.1.conv"].requires_grad_()
+    images = [made(latents, {"blocks.1.conv": factor * moved}) for factor in (1, 2)]
+    with pytest.raises(LayerError, match="several calls are in one backward pass"):
+        sum(images).square().sum().backward()
+    del images
+    made(latents)
+    assert hooks(net) == 0
+    assert net.training
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_layer_inside_a_reentrant_checkpoint_is_refused_and_one_around_it_is_right():
+    net = network("reentrant")
+    made = generator(net, layers=["blocks.1.conv"])
+    moved = perturbations(made, 2)
+    assert made(made.draw(range(2)), moved).isfinite().all()  # without gradients there is nothing to lose
+    with pytest.raises(LayerError, match=r"'blocks\.1\.conv' runs without gradients.*use_reentrant=False"):
+        made(made.draw(range(2)), {layer: part.requires_grad_() for layer, part in moved.items()})
+    assert hooks(net) == 0
+    around, plain = generator(net, layers=["blocks.0"]), generator(layers=["blocks.0"])
+    slopes = []
+    for one in (around, plain):
+        part = perturbations(one, 2, ["blocks.0"])["blocks.0"].requires_grad_()
+        one(one.draw(range(2)), {"blocks.0": part}).square().sum().backward()
+        slopes.append(part.grad)
+    assert torch.equal(*slopes)
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, latent, noise=True):
+        features = self.fc(latent)
+        return (features + torch.rand_like(features) if noise else features).view(-1, 1, 2, 2)
+
+
+def test_a_generator_with_noise_of_its_own_is_refused_with_the_remedy():
+    made = Generator(Noisy(), layers=["fc"], latent=3, values=None)
+    with pytest.raises(GeneratorError, match=r"another image each time .*noise_mode.*seeded=True"):
+        made(made.draw(range(2)))
+    quiet = Generator(Noisy(), layers=["fc"], latent=3, values=None, keywords={"noise": False})
+    assert torch.equal(quiet(quiet.draw(range(2))), quiet(quiet.draw(range(2))))
+
+
+def test_seeded_noise_belongs_to_the_id_whatever_the_batch_and_leaves_the_global_generator_alone():
+    made = Generator(Noisy(), layers=["fc"], latent=3, values=None, seeded=True)
+    latents, moved = made.draw(range(4)), torch.randn(4, 4)
+    state = torch.get_rng_state()
+    images = made(latents, {"fc": moved})
+    torch.rand(7)
+    turned = made(latents.select([3, 1]), {"fc": moved[[3, 1]]})
+    assert torch.equal(turned, images[[3, 1]])
+    torch.set_rng_state(state)
+    made(latents)
+    assert torch.equal(torch.get_rng_state(), state)
+    noise = images.flatten(1) - made.module.fc(latents.latents) - moved
+    assert len({tuple(row) for row in noise.mul(1e3).round().int().tolist()}) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_perturbations_stay_float32_and_are_cast_where_they_are_added(dtype):
+    net = network().to(dtype)
+    made = generator(net)
+    latents = made.draw(range(4))
+    moved = {layer: part.requires_grad_() for layer, part in perturbations(made, 4).items()}
+    images = made(latents, moved)
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    assert images.dtype == wanted
+    torch.testing.assert_close(images.double(), by_hand(net, latents, moved), rtol=0, atol=64 * torch.finfo(dtype).eps)
+    images.sum().backward()
+    assert all(part.grad.dtype == torch.float32 and part.grad.abs().max() > 0 for part in moved.values())
+    assert all(weight.dtype == dtype for weight in net.parameters())
+
+
+# ── layers that cannot be ──
+
+
+@pytest.mark.parametrize(("layer", "close"), [("blok.1", "blocks.1"), ("block.1", "blocks.1"), ("fcc", "fc")])
+def test_a_layer_that_is_not_there_is_an_error_with_near_misses_and_the_list(layer, close):
+    with pytest.raises(KeyError, match=rf"no layer is named '{layer}'; did you mean .*'{close}'") as caught:
+        generator(layers=[layer])
+    assert "blocks.2.norm" in str(caught.value)
+    made = generator()
+    with pytest.raises(LayerError, match=rf"did you mean .*'{close}'") as caught:
+        made(made.draw([0]), {layer: torch.zeros(1)})
+    assert "latent [6], fc [64], blocks.0 [4, 4, 4], blocks.1 [4, 4, 4], blocks.2 [4, 4, 4], image [2, 8, 8]" in str(caught.value)
+    with pytest.raises(LayerError, match=f"'{close}'"):
+        made.groups({"mine": [layer]})
+
+
+def test_patterns_stand_for_one_part_of_a_name_and_keep_the_networks_order():
+    assert generator(layers=["blocks.*"]).layers == ("latent", "blocks.0", "blocks.1", "blocks.2", "image")
+    assert generator(layers=["fc", "blocks.[02].conv"]).layers == ("latent", "fc", "blocks.0.conv", "blocks.2.conv", "image")
+    with pytest.raises(LayerError, match=r"no layer is named 'blocks\.\*\.nrm'"):
+        generator(layers=["blocks.*.nrm"])
+    with pytest.raises(LayerError, match=r"names 'blocks\.1' twice"):
+        generator(layers=["blocks.*", "blocks.1"])
+    with pytest.raises(ValueError, match="expected a list of names"):
+        generator(layers="blocks.1")
+
+
+def test_what_can_be_a_layer_is_listed_with_shapes():
+    listed = generator(layers=[]).submodules()
+    assert listed["blocks.1.norm"] == (4, 4, 4)
+    assert listed["fc"] == (64,)
+    assert "blocks" not in listed  # a list, which never runs
+
+
+class Odd(nn.Module):
+    """A layer that never runs, one that runs twice, one that returns a pair, one without rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle, self.twice, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.constant = nn.Sequential(nn.Identity())
+
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(4, 4)
+
+            def forward(self, features):
+                return self.inner(features), None
+
+        self.pair = Pair()
+
+    def forward(self, latent):
+        features = self.pair(self.twice(self.twice(latent)))[0]
+        return (self.last(features) + self.constant(self.last.bias)).view(-1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("idle", "'idle' is never reached"),
+        ("twice", "'twice' runs 2 times in one pass"),
+        ("pair", r"'pair' returns a tuple; .*name one of its parts \(inner\)"),
+        ("constant", r"'constant' gives shape \[4\] for one image"),
+    ],
+)
+def test_a_layer_that_cannot_be_perturbed_says_why(layer, message):
+    net = Odd()
+    made = Generator(net, layers=[layer], latent=4, values=None)
+    for call in (lambda: made(made.draw([0]), {layer: torch.zeros(1, 4)}), made.shapes):
+        with pytest.raises(LayerError, match=message):
+            call()
+    assert hooks(net) == 0
+    assert Generator(net, layers=[], latent=4, values=None).submodules()["twice"] is None
+    fine = Generator(net, layers=["pair.inner", "last"], latent=4, values=None)
+    assert fine(fine.draw(range(3)), {"pair.inner": torch.ones(3, 4)}).shape == (3, 1, 2, 2)
+
+
+def test_a_layer_that_is_reached_only_at_times_is_found_in_the_call():
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.extra, self.skips = nn.Linear(4, 4), False
+
+        def forward(self, latent):
+            return (latent if self.skips else self.extra(latent)).view(-1, 1, 2, 2)
+
+    made = Generator(Fickle(), layers=["extra"], latent=4, values=None)
+    latents = made.draw(range(2))
+    made(latents)
+    made.module.skips = True
+    with pytest.raises(LayerError, match="'extra' is never reached"):
+        made(latents, {"extra": torch.zeros(2, 4)})
+
+
+def test_layers_in_another_order_than_they_run_are_refused():
+    with pytest.raises(LayerError, match=r"run in the order \['fc', 'blocks\.0'\]"):
+        generator(layers=["blocks.0", "fc"]).shapes()
+
+
+def test_a_perturbation_of_another_shape_is_refused_and_hooks_are_gone():
+    made = generator()
+    latents = made.draw(range(2))
+    for layer, shape in {"fc": (2, 63), "blocks.1": (1, 4, 4, 4), "image": (2, 1, 8, 8), "latent": (6,)}.items():
+        with pytest.raises(LayerError, match=f"perturbation of layer '{layer}' has shape"):
+            made(latents, {layer: torch.zeros(shape)})
+    assert hooks(made.module) == 0
+
+
+def test_hooks_are_gone_and_modes_are_back_when_the_network_fails():
+    net = network().train()
+    made = generator(net)
+    latents, moved = made.draw(range(2)), perturbations(made, 2)
+
+    def fail(part, arguments):
+        raise RuntimeError("out of luck")
+
+    handle = net.blocks[2].register_forward_pre_hook(fail)
+    with pytest.raises(
+        GeneratorError, match=r"generator 'generator' failed on float32 \[2, 6\], float32 \[2, 3\]: RuntimeError: out of luck"
+    ):
+        made(latents, moved)
+    handle.remove()
+    assert hooks(net) == 0
+    assert all(part.training for part in net.modules())
+    assert all(weight.requires_grad for weight in net.parameters())
+    torch.testing.assert_close(made(latents, moved).double(), by_hand(net, latents, moved), rtol=0, atol=2e-6)
+
+
+def test_what_gives_no_images_is_refused():
+    made = Generator(nn.Linear(3, 4), layers=[], latent=3)
+    with pytest.raises(GeneratorError, match=r"gave shape \[1, 4\]; expected \[1, channel, height, width\]"):
+        made(made.draw([0]))
+
+    class Two(nn.Module):
+        def forward(self, latent):
+            return {"sample": latent.view(-1, 1, 1, 3), "more": None}
+
+    made = Generator(Two(), layers=[], latent=3, values=None)
+    with pytest.raises(GeneratorError, match="returned a dict, and output=None selects no tensor"):
+        made(made.draw([0]))
+    picked = Generator(Two(), layers=[], latent=3, values=None, output="sample")
+    assert torch.equal(picked(picked.draw([0])).flatten(), picked.draw([0]).latents.flatten())
+    broken = Generator(nn.Sequential(nn.Unflatten(1, (1, 1, 3)), nn.Threshold(9.0, torch.nan)), layers=[], latent=3)
+    with pytest.raises(GeneratorError, match="draws NaN or infinity"):
+        broken(broken.draw([0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"latent": 0}, "latent is 0; expected a shape"),
+        ({"latent": ()}, "expected a shape"),
+        ({"label": "onehot"}, "label is 'onehot'"),
+        ({"values": (1, -1)}, "lowest must be below"),
+        ({"classes": 0}, "classes is 0"),
+        ({"method": "decode"}, "Net has no such method"),
+        ({"latent": ((3,), (3,)), "latent_layer": "fc"}, "the latents are several"),
+        ({"latent_layer": "fcc"}, "did you mean 'fc'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
+    with pytest.raises((ValueError, LayerError), match=message):
+        generator(**options)
+    with pytest.raises(ValueError, match="wraps a torch module"):
+        Generator(len, latent=3)
+
+
+# ── latents and classes ──
+
+
+def test_tuple_and_dict_latents_are_arguments_and_keywords_and_one_activation():
+    class Two(nn.Module):
+        def forward(self, z, w):
+            return torch.cat([z.flatten(1), 10 * w.flatten(1)], 1).view(-1, 1, 1, 7)
+
+    listed = Generator(Two(), layers=[], latent=((3,), (2, 2)), values=None)
+    named = Generator(Two(), layers=[], latent={"w": (2, 2), "z": 3}, values=None)
+    one, other = listed.draw(range(4)), named.draw(range(4))
+    assert [part.shape for part in one.latents] == [(4, 3), (4, 2, 2)]
+    assert not torch.equal(one.latents[0][:, :2], one.latents[1].flatten(1)[:, :2])  # parts have streams of their own
+    assert listed.shapes()["latent"] == named.shapes()["latent"] == (7,)
+    moved = torch.randn(4, 7)
+    difference = listed(one, {"latent": moved}) - listed(one)
+    torch.testing.assert_close(difference.flatten(1), moved * torch.tensor([1.0] * 3 + [10.0] * 4), rtol=1e-4, atol=1e-5)
+    difference = named(other, {"latent": moved}) - named(other)  # w comes first here
+    torch.testing.assert_close(difference.flatten(1), torch.cat([moved[:, 4:], 10 * moved[:, :4]], 1), rtol=1e-4, atol=1e-5)
+    known = {"a": [1.0] * 3, "b": [2.0] * 3}
+    looked = Generator(Two(), layers=[], latent=(lambda random, ids: torch.tensor([known[name] for name in ids]), (2, 2)), values=None)
+    assert looked.draw("ba").latents[0].tolist() == [known["b"], known["a"]]
+    some = other.select([2, 0])
+    assert some.ids == ("2", "0")
+    assert torch.equal(named(some), named(other)[[2, 0]])
+
+
+def test_whole_numbers_among_the_latents_are_left_alone():
+    class Stepped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 4)
+
+        def forward(self, step, z):
+            return (self.table(step) + z).view(-1, 1, 2, 2)
+
+    made = Generator(Stepped(), layers=["table"], latent=(PickedLatents(torch.arange(5)), (4,)), values=None)
+    latents, moved = made.draw(range(6)), torch.randn(6, 4)
+    assert latents.latents[0].dtype == torch.int64
+    torch.testing.assert_close(made(latents, {"latent": moved}) - made(latents), moved.view(-1, 1, 2, 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("label", ["one_hot", "index", "own", "keyword"])
+def test_classes_go_to_the_network_as_it_wants_them(label):
+    class Labelled(nn.Module):
+        def forward(self, latent, wanted=None):
+            self.wanted = wanted
+            return latent.view(-1, 1, 1, 3)
+
+    options = {"own": {"label": lambda classes: classes[:, None] * 2.0}, "keyword": {"label": "index", "label_keyword": "wanted"}}
+    made = Generator(Labelled(), layers=[], latent=3, classes=4, **options.get(label, {"label": label}))
+    made(made.draw(range(3), classes=[2, 0, 3]))
+    right = {"one_hot": torch.eye(4)[[2, 0, 3]], "own": torch.tensor([[4.0], [0.0], [6.0]])}.get(label, torch.tensor([2, 0, 3]))
+    assert torch.equal(made.module.wanted, right)
+    assert made.module.wanted.dtype == right.dtype
+
+
+def test_classes_that_are_not_there_are_refused():
+    made = generator()
+    assert made.draw(range(3), classes=2).classes.tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="classes holds 3; generator 'generator' has classes 0 to 2"):
+        made.draw(range(2), classes=[0, 3])
+    with pytest.raises(ValueError, match="needs them"):
+        made(Latents(ids=["a"], latents=torch.zeros(1, 6)))
+    with pytest.raises(ValueError, match="has none"):
+        Generator(nn.Unflatten(1, (1, 1, 3)), layers=[], latent=3).draw([0], classes=1)
+    with pytest.raises(ValueError, match=r"\[1, 2\] rows for 2 ids"):
+        Latents(ids=["a", "b"], latents=torch.zeros(1, 6), classes=torch.zeros(2))
+
+
+def test_extra_arguments_are_the_same_in_every_call_and_are_recorded():
+    """Case 126: a truncation that is passed to some calls only makes other images."""
+    net = network()
+    made = generator(net, arguments=(0.4,), keywords={"mode": "const"}, latent=Normal((6,), deviation=0.4, cut=2.0))
+    latents = made.draw(range(4))
+    moved = {layer: part.requires_grad_() for layer, part in perturbations(made, 4).items()}
+    made(latents)
+    made(latents, moved).sum().backward()
+    made.scales(draws=4)
+    assert len(net.calls) >= 4
+    assert all(call == ((0.4,), {"mode": "const"}) for call in net.calls)
+    record = json.loads(json.dumps(made.describe()))
+    assert record["arguments"] == [0.4]
+    assert record["keywords"] == {"mode": "const"}
+    assert record["latent"] == "Normal(shape=(6,), mean=0.0, deviation=0.4, cut=2.0)"
+    assert record["layers"] == ["latent", *LAYERS, "image"]
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**31), order=st.permutations(range(6)))
+def test_a_draw_belongs_to_its_id_and_seed(seed, order):
+    made = generator(latent={"latent": 6}, layers=[])
+    whole, turned = made.draw(range(6), seed=seed), made.draw(order, seed=seed)
+    assert torch.equal(turned.latents["latent"], whole.latents["latent"][list(order)])
+    assert torch.equal(turned.classes, whole.classes[list(order)])
+    assert not torch.equal(made.draw(range(6), seed=seed + 1).latents["latent"], whole.latents["latent"])
+
+
+def test_draws_follow_their_distributions():
+    ids = range(4000)
+    made = generator(latent=Normal((2,), deviation=0.4, cut=2.0), layers=[])
+    drawn = made.draw(ids)
+    assert drawn.latents.abs().max() <= 0.8
+    assert scipy.stats.kstest(drawn.latents.flatten().numpy(), scipy.stats.truncnorm(-2, 2, scale=0.4).cdf).pvalue > 1e-3
+    assert scipy.stats.chisquare(torch.bincount(drawn.classes, minlength=3).numpy()).pvalue > 1e-3
+    plain = generator(latent=2, layers=[]).draw(ids).latents
+    assert scipy.stats.kstest(plain.flatten().numpy(), "norm").pvalue > 1e-3
+    shifted = generator(latent=Normal((2,), mean=3.0, deviation=2.0), layers=[]).draw(ids).latents
+    assert scipy.stats.kstest(shifted.flatten().numpy(), scipy.stats.norm(3, 2).cdf).pvalue > 1e-3
+    picked = generator(latent=PickedLatents(torch.arange(5.0)[:, None].expand(5, 6)), layers=[]).draw(ids).latents
+    assert scipy.stats.chisquare(torch.bincount(picked[:, 0].long(), minlength=5).numpy()).pvalue > 1e-3
+    with pytest.raises(ValueError, match="both must be positive"):
+        Normal((2,), deviation=0.0)
+    with pytest.raises(ValueError, match=r"latent drew \[2\] for 3 ids"):
+        generator(latent=lambda random, ids: torch.zeros(2), layers=[]).draw(range(3))
+
+
+def test_values_can_be_pickled_and_a_generator_with_them():
+    made = generator()
+    latents = made.draw(range(3))
+    again, other = pickle.loads(pickle.dumps((made, latents)))
+    assert torch.equal(again(other), made(latents))
+    assert again.layers == made.layers
+    for value in (Normal((3,), cut=2.0), PickedLatents(torch.randn(4, 3))):
+        assert pickle.loads(pickle.dumps(value)) == value
+        assert hash(value) == hash(pickle.loads(pickle.dumps(value)))
+    assert made.fingerprint == again.fingerprint
+    assert made.fingerprint != generator(arguments=(1,)).fingerprint
+    assert made.fingerprint != generator(network(seed=1)).fingerprint
+
+
+def test_rows_of_latents_are_chosen_by_position_slice_or_mask():
+    latents = generator().draw("abcd")
+    for rows in ([1, 3], slice(1, None, 2), torch.tensor([1, 3]), torch.tensor([False, True, False, True]), [-3, -1]):
+        some = latents.select(rows)
+        assert some.ids == ("b", "d")
+        assert torch.equal(some.latents, latents.latents[[1, 3]])
+        assert torch.equal(some.classes, latents.classes[[1, 3]])
+    assert len(latents.select([])) == 0
+
+
+# ── scales and groups ──
+
+
+def test_scales_are_the_deviations_of_all_draws_at_once():
+    net = network()
+    made = generator(net)
+    draws = made.draw([f"scale {place}" for place in range(50)], seed=7)
+    neurons, layers = made.scales(draws=50, seed=7, per="neuron"), made.scales(draws=50, seed=7)
+    kept = {}
+    handles = [
+        net.get_submodule(layer).register_forward_hook(lambda *call, at=layer: kept.update({at: call[2].clone()})) for layer in LAYERS
+    ]
+    kept |= {"image": made(draws), "latent": draws.latents}
+    for handle in handles:
+        handle.remove()
+    for layer in made.layers:
+        deviation = kept[layer].double().std(0)
+        torch.testing.assert_close(neurons[layer].double(), deviation, rtol=1e-5, atol=1e-7)
+        assert layers[layer] == pytest.approx(deviation.square().mean().sqrt().item(), rel=1e-5)
+    for layer, value in made.scales(draws=50, seed=7, batch=7).items():
+        assert value == pytest.approx(layers[layer], rel=1e-5)
+    assert hooks(net) == 0
+
+
+def test_what_never_varies_is_said():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.still = nn.Linear(3, 4), nn.Threshold(1e9, 0.0)
+
+        def forward(self, latent):
+            features = self.fc(latent)
+            return (features + self.still(features)).view(-1, 1, 2, 2)
+
+    made = Generator(Half(), layers=["fc", "still"], latent=3, values=None)
+    made.module.fc.weight.data[1] = 0
+    with pytest.warns(RobustnessWarning, match="layer 'still' never varies: its scale is set to 1") as said:
+        assert made.scales()["still"] == 1.0
+    assert len(said) == 1
+    with pytest.warns(RobustnessWarning, match=r"(4 of 4|1 of 4) neurons of layer '(fc|still|image)' never vary") as said:
+        scales = made.scales(per="neuron")
+    assert len(said) == 3
+    assert scales["still"].tolist() == [0, 0, 0, 0]
+    assert (scales["fc"] == 0).tolist() == [False, True, False, False]
+    for options, message in (({"draws": 1}, "at least two"), ({"per": "image"}, "per is 'image'"), ({"batch": 0}, "batch is 0")):
+        with pytest.raises(ValueError, match=message):
+            made.scales(**options)
+
+
+@pytest.mark.parametrize(
+    ("inner", "sizes"),
+    [(0, (0, 0, 0)), (1, (0, 1, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (5, (2, 1, 2)), (6, (2, 2, 2)), (16, (5, 6, 5))],
+)
+def test_groups_by_thirds_hold_every_layer_once_from_coarse_to_fine(inner, sizes):
+    net = nn.Sequential(*[nn.Identity() for _ in range(inner)], nn.Unflatten(1, (1, 2, 2)))
+    made = Generator(net, layers=[str(place) for place in range(inner)], latent=4)
+    groups = made.groups()
+    assert sum(groups.values(), ()) == made.layers
+    assert tuple(len(groups.get(name, ())) for name in ("early", "middle", "late")) == sizes
+    assert groups["latent"] == ("latent",)
+    assert groups["pixels"] == ("image",)
+
+
+def test_groups_of_ones_own_are_checked():
+    made = generator()
+    own = made.groups({"coarse": ["blocks.0", "latent"], "blocks": ["blocks.*"], "all": made.layers})
+    assert own == {"coarse": ("latent", "blocks.0"), "blocks": ("blocks.0", "blocks.1", "blocks.2"), "all": made.layers}
+    with pytest.raises(ValueError, match="at least one"):
+        made.groups({"none": []})
+
+
+# ── finding blocks ──
+
+
+def test_blocks_are_found_in_what_holds_the_weights():
+    assert find_layers(network()) == ["blocks.0", "blocks.1", "blocks.2"]
+    deconvolutions = nn.Sequential(
+        nn.ConvTranspose2d(8, 8, 4),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 4),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 1),
+        nn.Tanh(),
+    )
+    assert find_layers(deconvolutions) == ["2", "5"]  # after each activation; the last unit draws the image
+    assert find_layers(nn.Sequential(nn.Unflatten(1, (8, 1, 1)), *deconvolutions)) == ["3", "6"]  # a view of the latent is none
+    wrapped = nn.Module()
+    wrapped.main, wrapped.mapping = deconvolutions, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert find_layers(wrapped) == ["main.2", "main.5"]
+    assert find_layers(wrapped, "mapping") == ["mapping.0"]
+    whole = nn.Sequential(Block(), Block(), nn.Sequential(nn.Conv2d(4, 1, 1), nn.Tanh()))
+    assert find_layers(whole) == ["0", "1"]
+    wrapped.decoder = whole
+    assert find_layers(wrapped, "decoder") == ["decoder.0", "decoder.1"]
+    with pytest.raises(LayerError, match="no chain of blocks"):
+        find_layers(nn.Linear(2, 2))
+    made = Generator(deconvolutions, latent=(8, 1, 1))
+    assert made.groups() == {"latent": ("latent",), "early": ("2",), "late": ("5",), "pixels": ("image",)}
+    assert made(made.draw(range(2))).shape == (2, 3, 7, 7)
