@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test lint bench coverage ensemble
+.PHONY: demo test lint bench coverage ensemble certificates
 
 .venv/installed: $(SOURCES)
 	$(PYTHON) -m venv .venv
@@ -13,6 +13,7 @@ SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.
 
 demo: .venv/installed
 	$(BIN)/rt demo
+	$(BIN)/rt demo --certificates
 
 test: .venv/installed
 	$(BIN)/python -m pytest
@@ -33,3 +34,7 @@ coverage: .venv/installed
 
 ensemble: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ensemble.py
+
+certificates: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/center_smoothing.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/randomized_smoothing.py

@@ -1,16 +1,17 @@
 """What a search through a generator costs, as a ratio to the bare passes that it cannot do without.
 
-Bare: the clean pass, one forward pass of generator and victim and one gradient back to the latent a step, and two last passes; weights frozen; no
-scales, no projection, no checks, nothing added. Its passes are run one by one just before those of the search, so that both see the same
-machine: a ratio is one run of both in lockstep, in CPU seconds. All layers are perturbed, latent and image included, and the goal is one that
-is never reached, so that every step is one of the whole batch.
+Bare: the clean pass, one forward pass of generator and victim and one gradient back to the first layer that is perturbed a step, and two last
+passes; weights frozen; nothing added to any activation, no scales, no projection, no checks. Its passes are run one by one just before those
+of the search, so that both see the same machine: a ratio is one run of both in lockstep, in CPU seconds. The goal is one that is never
+reached, so that every step is one of the whole batch. A row is a group of layers, and all of them at once, where adding to every activation
+and keeping its gradient cannot be had for nothing: "by hand" does that as well, and nothing else.
 """
 
 import argparse
 import copy
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,35 +69,56 @@ def settings() -> Iterator[Setting]:
     yield Setting("digits 16 x 16", digits_generator(), digits_classifier(), batch=64)
 
 
-def bare_passes(setting: Setting, generator: nn.Module, victim: nn.Module, steps: int) -> Iterator[None]:
+def bare_passes(
+    setting: Setting, copies: tuple[nn.Module, nn.Module], layers: Sequence[str], steps: int, *, by_hand: bool
+) -> Iterator[None]:
     """Do the passes one by one, one each time that the iterator is advanced."""
-    drawn = setting.generator.draw(range(setting.batch))
+    generator, victim = copies
+    drawn, shapes = setting.generator.draw(range(setting.batch)), setting.generator.shapes()
     given = [] if drawn.classes is None else [nn.functional.one_hot(drawn.classes, setting.generator.classes).float()]
     low, high = setting.generator.values or (0.0, 1.0)
+    wanted = layers if by_hand else layers[:1]
+    leaves: dict[str, Tensor] = {}
 
-    def logits(latents: Tensor) -> Tensor:
-        return victim((generator(latents, *given) - low) / (high - low))
+    def begin(layer: str, activation: Tensor) -> Tensor:
+        """Return the activation with the leaf added, or as a leaf itself."""
+        if not torch.is_grad_enabled():
+            return activation
+        if by_hand:
+            return activation + leaves[layer]
+        leaves[layer] = activation.detach().requires_grad_()
+        return leaves[layer]
+
+    for layer in wanted:
+        if layer not in ("latent", "image"):
+            generator.get_submodule(layer).register_forward_hook(lambda module, arguments, output, layer=layer: begin(layer, output))
+
+    def logits() -> Tensor:
+        images = generator(begin("latent", drawn.latents) if "latent" in wanted else drawn.latents, *given)
+        images = (images - low) / (high - low)
+        return victim(begin("image", images) if "image" in wanted else images)
 
     with torch.no_grad():
-        logits(drawn.latents)
+        logits()
     yield
     for _ in range(steps):
         with torch.enable_grad():
-            latents = drawn.latents.detach().requires_grad_()
-            torch.autograd.grad(logits(latents).sum(), latents)
+            if by_hand:
+                leaves = {layer: torch.zeros(setting.batch, *shapes[layer], requires_grad=True) for layer in wanted}
+            loss = logits().sum()
+            torch.autograd.grad(loss, [leaves[layer] for layer in wanted])
         yield
     for _ in range(2):
         with torch.no_grad():
-            logits(drawn.latents)
+            logits()
         yield
 
 
-def in_lockstep(setting: Setting, radii: int) -> float:
+def in_lockstep(setting: Setting, layers: Sequence[str], radii: int, *, by_hand: bool = False) -> float:
     """Run a search with a bare pass before each of its own; return its CPU time over theirs."""
-    steps_per_radius = 3
     # Copies: what is hooked into the search's own networks must not see these passes.
-    copies = [copy.deepcopy(who.module).eval().requires_grad_(False) for who in (setting.generator, setting.victim)]
-    bare, spent, inside = bare_passes(setting, *copies, radii * steps_per_radius), 0.0, False
+    copies = tuple(copy.deepcopy(who.module).eval().requires_grad_(False) for who in (setting.generator, setting.victim))
+    bare, spent, inside = bare_passes(setting, copies, layers, 3 * radii, by_hand=by_hand), 0.0, False
 
     def advance(module: nn.Module, arguments: Any) -> None:
         nonlocal spent, inside
@@ -108,15 +130,16 @@ def in_lockstep(setting: Setting, radii: int) -> float:
 
     generator, latents = setting.generator, setting.generator.draw(range(setting.batch))
     generator(latents)  # its first call looks at itself
-    scales, growth = generator.scales(), 1.1
+    scales, labels = generator.scales(), torch.zeros(setting.batch, dtype=torch.long)
+    limit = 0.01 * 1.1 ** (radii - 1) * (1 - 1e-9) if radii > 1 else 0.01
+    schedule = {"start": 0.01, "limit": limit, "growth": 1.1, "steps_per_radius": 3, "refine": 0}
     with generator.in_use(), setting.victim.in_use():
         handle = generator.module.register_forward_pre_hook(advance)
         try:
             began = time.process_time()
-            limit = 0.01 * growth ** (radii - 1) * (1 - 1e-9) if radii > 1 else 0.01
-            schedule = {"start": 0.01, "limit": limit, "growth": growth, "steps_per_radius": steps_per_radius, "refine": 0}
-            labels = torch.zeros(setting.batch, dtype=torch.long)
-            search(generator, setting.victim, latents, Never(), layers=generator.layers, scales=scales, labels=labels, batch=setting.batch, **schedule)
+            search(
+                generator, setting.victim, latents, Never(), layers=layers, scales=scales, labels=labels, batch=setting.batch, **schedule
+            )
             total = time.process_time() - began
         finally:
             handle.remove()
@@ -127,15 +150,21 @@ def in_lockstep(setting: Setting, radii: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--radii", type=int, default=10, help="three steps each (default: 10)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--radii", type=int, default=6, help="three steps each (default: 6)")
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'a search, of its bare passes':32} {'median':>7} {'lowest':>7} {'highest':>7}   (torch {torch.__version__}, 1 thread; target: 1.10)")
+    print(
+        f"{'a search, of its bare passes':40} {'median':>7} {'lowest':>7} {'highest':>7}   (torch {torch.__version__}, 1 thread; target: 1.10)"
+    )
     for setting in settings():
-        in_lockstep(setting, 1)  # the first passes of a process are slow
-        ratios = [in_lockstep(setting, arguments.radii) for _ in range(arguments.repeats)]
-        print(f"{setting.name:32} {statistics.median(ratios):7.3f} {min(ratios):7.3f} {max(ratios):7.3f}", flush=True)
+        groups = setting.generator.groups()
+        rows = [(name, layers, False) for name, layers in groups.items()]
+        rows += [("all layers", setting.generator.layers, False), ("all, by hand", setting.generator.layers, True)]
+        for name, layers, by_hand in rows:
+            in_lockstep(setting, layers, 1, by_hand=by_hand)  # the first passes of a process are slow
+            ratios = [in_lockstep(setting, layers, arguments.radii, by_hand=by_hand) for _ in range(arguments.repeats)]
+            print(f"{setting.name + ', ' + name:40} {statistics.median(ratios):7.3f} {min(ratios):7.3f} {max(ratios):7.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ from rt_core.fitting import Fitting
 from rt_core.gallery import Gallery, Picture
 from rt_core.neighbors import quantile_error
 from rt_core.perturbing import BLOCK, check_batch, check_fit, passes_of, progress_bar, represent_rows
+from rt_core.randomness import SampleRandom
 from rt_core.registry import Use, installed
 from rt_core.results import Results
+from rt_core.smoothing import Draws
 from rt_core.store import Store, alone_in, kept_batch, key_of
 from rt_core.traces import AIMS, Attack, Trace, aims_of, is_alone, needs_fit, passes_of_attack
 
@@ -281,7 +283,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
         held.enter_context(_quiet(on_few))
         reduced = {name: metric.rehearsal() for name, metric in work.metrics.items() if hasattr(metric, "rehearsal")}
         if reduced and any(aim == "clean" for *_, aim in pending):
-            seconds += whole * work.attacked * _passes_to_come(work, subject, reduced)
+            seconds += work.attacked * _passes_to_come(work, subject, reduced) * _seconds_a_draw(work, encoder, inputs[0])
         work = work.fitted(work.attacks, {name: metric for name, metric in work.metrics.items() if name not in reduced})
         block = Block(work, range(_REHEARSED))
         for name, attack, aim in pending:
@@ -311,6 +313,13 @@ def _passes_to_come(work: Work, subject: Subject, reduced: Mapping[str, Any]) ->
     made = after.forwards + after.backwards - before.forwards - before.backwards
     told, few = (sum(sum(passes_of_attack(metrics[name]) or ()) for name in reduced) for metrics in (work.metrics, reduced))
     return told * made / max(few * _REHEARSED, 1)
+
+
+def _seconds_a_draw(work: Work, encoder: Encoder, one: torch.Tensor) -> float:
+    draws = Draws(encoder, one, SampleRandom.of(0, ["rehearsal"]), sigma=0.1, batch=work.batch)
+    began = time.monotonic()
+    list(draws.chunks("rehearsal", draws.size))
+    return (time.monotonic() - began) / draws.size
 
 
 def _pending(work: Work, fingerprint: str, store: Store) -> Iterator[tuple[str, Attack | None, str]]:

@@ -37,7 +37,7 @@ class Draws:
         random: of one sample.
         sigma: standard deviation of the noise, in the units of the encoder's bounds.
         clip: whether noisy inputs are clipped to the bounds, which makes clipping a part of what is smoothed.
-        batch: how many go through the encoder together; of inputs so small that 2^20 values hold more, up to 16 times as many.
+        batch: how many go through the encoder together; of inputs so small that 2^20 values hold more, up to 16 times as many (``size``).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Draws:
     ) -> None:
         self._encoder, self._inputs, self._random = encoder, inputs, random
         self._sigma, self._clip, self._progress = sigma, clip, progress
-        self._size = batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
+        self.size = batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
         # In bytes on the CPU: the same input has the same draws on every device.
         self._content = hashlib.blake2b(content_of(inputs), digest_size=16).hexdigest()
         self._known: dict[tuple[str, int], Tensor] = {}
@@ -102,9 +102,9 @@ class Draws:
         first, began = 0 if known is None else len(known), time.monotonic()
         made = [] if known is None else [known]
         with torch.inference_mode(False), self._encoder.in_use():
-            for place in range(start + first, start + wanted, self._size):
-                noisy = self._noisy(purpose, place, min(place + self._size, start + wanted))
-                made.append(represent_rows(self._encoder, noisy, self._size))
+            for place in range(start + first, start + wanted, self.size):
+                noisy = self._noisy(purpose, place, min(place + self.size, start + wanted))
+                made.append(represent_rows(self._encoder, noisy, self.size))
         whole = self._remember(key, torch.cat(made))
         if self._progress is not None:
             self._unsaved[name] = whole

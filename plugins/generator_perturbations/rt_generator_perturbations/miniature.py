@@ -1,8 +1,11 @@
 """The paper's finding in miniature: a standard and an adversarially trained classifier of digits, perturbed at each granularity."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 
 from rt_core.results import Results
 from rt_core.store import written
@@ -15,15 +18,27 @@ __all__ = ["demo"]
 STANDARD, ROBUST = "standard", "robust"
 
 
-def demo(store: str | Path = "runs/generator", *, items: int = 100, seed: int = 0, progress: bool = True) -> tuple[Results, str]:
+def demo(
+    store: str | Path = "runs/generator", *, items: int = 100, seed: int = 0, progress: bool = True, **relaxation: Any
+) -> tuple[Results, str]:
     """Run the protocol on the embedded digits, and return the results with what they say; pictures and curves are files in the folder.
+
+    relaxation: the fields of ``Relaxation``
 
     Raises:
         StoreError: the folder holds another run, or cannot be written.
     """
-    folder = Path(store)
+    folder, threads = Path(store), torch.get_num_threads()
+    torch.set_num_threads(1)  # networks this small leave further threads waiting
+    try:
+        return _shown(folder, items, seed, progress, relaxation)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _shown(folder: Path, items: int, seed: int, progress: bool, relaxation: Mapping[str, Any]) -> tuple[Results, str]:
     victims = {STANDARD: digits_classifier(), ROBUST: digits_classifier(robust=True)}
-    results = granularity_curve(digits_generator(), victims, items=items, seed=seed, store=folder, progress=progress)
+    results = granularity_curve(digits_generator(), victims, items=items, seed=seed, store=folder, progress=progress, **relaxation)
     curves, compared = cumulative(results), ratios(results, ROBUST, STANDARD)
     with written(folder, "pictures.png") as file:
         picture_grid(results).save(file, format="png")

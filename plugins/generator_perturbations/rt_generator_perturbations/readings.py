@@ -45,7 +45,7 @@ def cumulative(
     frame = _magnitudes(results)
     found = frame["value"][np.isfinite(frame["value"])].to_numpy()
     if magnitudes is None:
-        magnitudes = np.unique(np.quantile(found, np.linspace(1 / _POINTS, 1, _POINTS))).tolist() if len(found) else [1.0]
+        magnitudes = np.unique(np.quantile(found, np.linspace(0, 1, _POINTS))).tolist() if len(found) else [1.0]
     if not len(magnitudes):
         raise ValueError("magnitudes is empty; give those at which to read, or None")
     judged = None if votes is None else _judged(frame, votes)
@@ -189,7 +189,7 @@ def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 200)
     pen = ImageDraw.Draw(image, "RGBA")
     for place, victim in enumerate(victims):
         pen.text((left + place * 160, 6), victim, fill=colors[victim])
-    by = [*dict.fromkeys(rows["judged_by"])][0]
+    by = next(iter(rows["judged_by"]))
     pen.text((left + len(victims) * 160, 6), f"share that succeeds, {reading}" + (f", {by}" if by else ""), fill=_INK)
     for panel, group in enumerate(groups):
         corner = left + panel * width
@@ -204,20 +204,24 @@ def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 200)
             pen.text((6, top + (1 - share) * pixels - 6), f"{share:.0%}", fill=_INK)
         for end, anchor in ((low, "la"), (high, "ra")):
             pen.text((corner + (0 if end == low else pixels), top + pixels + 4), f"{math.exp(end):.2g}", fill=_INK, anchor=anchor)
+        lines = []
         for victim in victims:
             part = rows[(rows["attack"] == group) & (rows["encoder"] == victim)].sort_values("magnitude")
             edges = [[at(row.magnitude, getattr(row, name)) for row in part.itertuples()] for name in ("low", "high", "share")]
             if len(part) > 1:
                 pen.polygon([*edges[0], *edges[1][::-1]], fill=(*colors[victim], 50))
-                pen.line(edges[2], fill=colors[victim], width=2)
+                lines.append((edges[2], colors[victim]))
+        for line, color in lines:  # above every band
+            pen.line(line, fill=color, width=2)
     return image
 
 
 def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image.Image:
     """Return clean pictures beside perturbed ones: a block of rows for each victim, a row for each item, a column for each group of layers.
 
-    Below a clean picture stands its class and, of targeted ones, what the victim was made to say. Below each perturbed one stands its magnitude; where nothing was reached up to the limit, the last attempt is shown in a frame. Pictures are
-    scaled by whole numbers, without smoothing, to about ``pixels`` a side.
+    Below a clean picture stands its class and, of targeted ones, what the victim was made to say; below each perturbed one its magnitude.
+    Where nothing was reached up to the limit, the last attempt is shown in a frame. Pictures are scaled by whole numbers, without smoothing,
+    to about ``pixels`` a side.
 
     Raises:
         ValueError: no pictures were kept.

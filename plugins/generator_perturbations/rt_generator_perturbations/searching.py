@@ -272,8 +272,8 @@ def search(
         found = []
         for start in range(0, whole, size):
             rows = slice(start, start + size)
-            own = [None if given is None else given[rows] for given in (labels, targets)]
-            found.append(_searched(generator, victim, latents.select(rows), wanted, coordinates, schedule, *own, seed))
+            own_labels, own_targets = (None if given is None else given[rows] for given in (labels, targets))
+            found.append(_searched(generator, victim, latents.select(rows), wanted, coordinates, schedule, own_labels, own_targets, seed))
     return _together(found)
 
 
@@ -299,6 +299,9 @@ class PerturbationModel(nn.Module):
     Holds them without being their parent, so no toolbox finds their modes, weights and gradients; both are in eval mode and frozen whenever
     they run. See ``perturbation_model``.
     """
+
+    generator: Generator
+    victim: Encoder
 
     def __init__(self, generator: Generator, victim: Encoder, latents: Latents, coordinates: Coordinates, limit: float | None) -> None:
         super().__init__()
@@ -520,6 +523,6 @@ def _together(parts: Sequence[Found]) -> Found:
             return {name: torch.cat([value[name] for value in values]) for name in values[0]}
         if isinstance(values[0], tuple):
             return tuple(itertools.chain.from_iterable(values))
-        return None if values[0] is None else torch.cat(values)
+        return None if values[0] is None else torch.cat(list(values))
 
     return Found(**{field.name: joined([getattr(part, field.name) for part in parts]) for field in fields(Found)})

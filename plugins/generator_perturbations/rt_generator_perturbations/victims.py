@@ -52,4 +52,4 @@ def _made(given: Any, label: str | None) -> Encoder:
     made = described.make("encoder") if isinstance(described, Use) else described
     if isinstance(made, Encoder):
         return made
-    return classifier(made, name=label or getattr(made, "__name__", type(made).__name__))
+    return classifier(made, name=label or str(getattr(made, "__name__", type(made).__name__)))

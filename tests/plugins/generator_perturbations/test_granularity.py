@@ -14,11 +14,13 @@ from torch import nn
 from rt_core import Encoder, Results, statistics
 from rt_core.errors import RobustnessWarning, StoreError
 from rt_generator_perturbations import granularity
+from rt_generator_perturbations.embedded import digits_classifier, digits_generator
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import Breakaway, TargetRepresentation
 from rt_generator_perturbations.granularity import granularity_curve
 from rt_generator_perturbations.labelling import judge_votes, labelling_sheet
-from rt_generator_perturbations.readings import cumulative, judged_items, picture_grid, ratios, trade_off
+from rt_generator_perturbations.miniature import demo
+from rt_generator_perturbations.readings import cumulative, curve_plot, judged_items, picture_grid, ratios, trade_off
 from rt_generator_perturbations.searching import search
 from rt_generator_perturbations.victims import classifier
 
@@ -464,3 +466,58 @@ def test_a_goal_may_bring_its_own_bank():
     found = granularity_curve(generator(), encoder(), groups=GROUPS, items=4, goal=Breakaway(bank=images), progress=False, **SCHEDULE)
 
     assert found.manifest["bank"] == 20
+
+
+def test_curves_are_drawn_where_their_numbers_are():
+    values = np.geomspace(0.1, 10, 5).tolist()
+    curves = cumulative(results_of(frame_of(values, "a"), frame_of([20.0] * 5, "b")), values)
+
+    image = np.asarray(curve_plot(curves, pixels=100)).astype(int)
+
+    def marked(across, share, color):
+        row, column = round(44 + (1 - share) * 100), round(40 + across * 100)
+        return (abs(image[row - 2 : row + 3, column - 2 : column + 3] - np.array(color)).sum(-1) < 60).any()
+
+    blue, orange = (0, 90, 160), (200, 80, 0)
+    for place in range(1, 4):  # the ends lie under the frame
+        assert marked(place / 4, (place + 1) / 5, blue)
+        assert not marked(place / 4, (place + 1) / 5, orange)
+    assert marked(0.5, 0.0, orange)
+    with pytest.raises(ValueError, match="no curves of reading 'label-keeping'"):
+        curve_plot(curves, reading="label-keeping")
+
+
+# ── the embedded default ──
+
+
+def test_on_digits_pixel_robustness_shows_at_the_pixels_and_least_at_the_latent():
+    found = granularity_curve(
+        digits_generator(),
+        {"standard": digits_classifier(), "robust": digits_classifier(robust=True)},
+        groups={"latent": ["latent"], "pixels": ["image"]},
+        items=32,
+        progress=False,
+        growth=1.25,
+        refine=4,
+    )
+
+    latent, pixels = ratios(found, "robust", "standard").itertuples()
+    assert pixels.low > 1.5
+    assert latent.high < pixels.low
+    assert (found.notes.query("name == 'reached' and attack == 'pixels'")["value"] == 1).all()
+    compared = found.compare("robust", "standard").set_index("attack")
+    assert compared.loc["pixels", "better"] == "robust"
+
+
+def test_the_demo_leaves_pictures_and_curves_and_says_what_they_show(tmp_path):
+    threads = torch.get_num_threads()
+
+    found, words = demo(tmp_path, items=4, progress=False, growth=1.5)
+
+    assert {"pictures.png", "curves.png", "curves.csv", "manifest.json"} <= {path.name for path in tmp_path.iterdir()}
+    pd.testing.assert_frame_equal(Results.load(tmp_path).frame, found.frame)
+    for group in digits_generator().groups():
+        (row,) = ratios(found, "robust", "standard").query("attack == @group").itertuples()
+        assert f"{group:8} {row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]" in words
+    assert str(tmp_path / "pictures.png") in words
+    assert torch.get_num_threads() == threads
