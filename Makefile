@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := pyproject.toml tests/requirements.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test lint bench coverage ensemble certificates
+.PHONY: demo test lint bench coverage ensemble certificates generator
 
 .venv/installed: $(SOURCES)
 	$(PYTHON) -m venv .venv
@@ -38,3 +38,6 @@ ensemble: .venv/installed
 certificates: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/center_smoothing.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/randomized_smoothing.py
+
+generator: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/generator_step.py

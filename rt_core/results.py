@@ -36,8 +36,8 @@ class Results:
     ``abstained`` or ``no certificate``: then it is a certificate that was not given, and every summary reads it as the worst value.
 
     notes: columns encoder, attack, aim, sample, name, value: stuck samples, the divergence before each step (``history/…``), and whatever
-    else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read. gallery: a
-    few adversarial inputs, to be looked at.
+    else an attack had to say. manifest: versions, parameters, seeds, fingerprints, passes, time, and how each metric is read; its ``diagnosis`` is None
+    where a runner knows none. gallery: a few adversarial inputs, to be looked at.
 
     Where the bank is too small for its own sampling error to be left out, the values in the bank without each tenth of it come with the
     frame (as further columns, ``without_0`` …), are kept beside it and saved, and widen the intervals.
@@ -292,9 +292,12 @@ class Results:
     def caption(self, *, level: float = 0.95) -> str:
         """Return what a table needs beside it: how many samples, in which bank, moved by which attacks."""
         about, plan = self.manifest, self.manifest["plan"]
+        beside = [f", {about['bank']} in the bank"] * bool(about["bank"]) + [f"; divergence {plan['divergence']}"] * (
+            plan["divergence"] != "-"
+        )
         lines = [
-            f"{about['attacked']} of {about['dataset']['samples']} samples of {about['dataset']['name']!r} attacked, "
-            f"{about['bank']} in the bank; divergence {plan['divergence']}; estimate [{level:.0%} interval]"
+            f"{about['attacked']} of {about['dataset']['samples']} samples of {about['dataset']['name']!r} attacked{''.join(beside)}; "
+            f"estimate [{level:.0%} interval]"
         ]
         if about["samples"]["part"] is not None:
             lines.append(
@@ -304,13 +307,14 @@ class Results:
             lines.append(
                 f"  quantiles are taken over a random sample of the pairs of {about['quantile_bank']} samples: within {about['quantile_error']:.1g} of all"
             )
-        diagnosed = {found["encoder"] for found in about["diagnosis"]}
+        diagnoses = about["diagnosis"] or []
+        diagnosed = {found["encoder"] for found in diagnoses} if about["diagnosis"] is not None else {*about["encoders"]}
         if missing := [label for label in about["encoders"] if label not in diagnosed and any(self.frame["attack"] != "-")]:
             lines.append(
                 f"  not diagnosed: {', '.join(missing)} (a tenth of the run's passes is too few for 8 samples, or it was not asked for)"
             )
         lines += [f"  not to be believed: {words}" for label in about["encoders"] for words in self.unbelievable(label).values()]
-        for found in about["diagnosis"]:
+        for found in diagnoses:
             signs = f"{len(found['warnings'])} signs against the numbers" if found["warnings"] else "no sign against the numbers"
             lines.append(f"  {found['encoder']}: {signs} in a diagnosis of {found['samples']} samples ({found['passes']:,} passes)")
         lines += [f"  {suite}: {self._cost(members)}" for suite, members in about["suites"].items() if self._cost(members)]
@@ -570,8 +574,10 @@ def _student(difference: float, errors: tuple[float, float], parts: int) -> floa
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two manifests say of their labels, in one."""
     plan = {what: {**first["plan"][what], **second["plan"][what]} for what in ("encoders", "attacks", "metrics")}
-    again = {(found["encoder"], found["attack"]) for found in second["diagnosis"]}
-    diagnosis = [found for found in first["diagnosis"] if (found["encoder"], found["attack"]) not in again] + [*second["diagnosis"]]
+    earlier, later = (manifest["diagnosis"] or [] for manifest in (first, second))
+    again = {(found["encoder"], found["attack"]) for found in later}
+    kept = [found for found in earlier if (found["encoder"], found["attack"]) not in again]
+    diagnosis = None if second["diagnosis"] is None else [*kept, *later]
     labels = {what: {**first[what], **second[what]} for what in ("encoders", "metrics", "suites", "passes_a_sample")}
     return {**labels, "plan": {**second["plan"], **plan}, "diagnosis": diagnosis}
 

@@ -20,6 +20,7 @@ from rt_core.registry import Registry, Use, installed, make, use
 
 ROOT = Path(__file__).parents[2]
 CORE = {("attack", "identity"), ("attack", "uniform_noise"), ("encoder", "module"), ("dataset", "folder"), ("dataset", "tensor")}
+CORE |= {("demo", "digits"), ("demo", "photos"), ("demo", "certificates")}
 GOOD = """
     from rt_core import AttackEntry, hookimpl
 

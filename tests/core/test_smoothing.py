@@ -272,13 +272,14 @@ def test_a_run_that_died_goes_on_with_the_sample_where_it_was(tmp_path, monkeypa
     monkeypatch.setitem(CALLS, "last", math.inf)
     expected = run(plan(metrics={"spread": Spread(draws=4000)}), progress=False)
     parts = {"encoders": {"one": Encoder(Counted(), name="one")}, "metrics": {"spread": Spread(draws=4000)}}
-    CALLS.update(number=0, last=3 * 3 + 2)  # three chunks of 1,024 a sample, and one smaller: three samples, and two chunks of the fourth
+    # One full chunk is timed; then three a sample, and a smaller one: three samples, and two chunks of the fourth.
+    CALLS.update(number=0, last=1 + 3 * 3 + 2)
     with pytest.raises(KeyboardInterrupt):
         run(plan(**parts), store=tmp_path, progress=False)
     assert len([*tmp_path.glob("blocks/*/*.npz")]) == 2
     CALLS.update(number=0, last=math.inf)
     found = run(plan(**parts), store=tmp_path, progress=False)
-    assert CALLS["number"] == 3 * 3 - 2
+    assert CALLS["number"] == 1 + 3 * 3 - 2
     assert [*tmp_path.glob("blocks/*/*.npz")] == []
     wanted = expected.frame.query("encoder == 'one'")["value"].to_numpy()
     np.testing.assert_allclose(found.frame["value"].to_numpy(), wanted, rtol=1e-6)

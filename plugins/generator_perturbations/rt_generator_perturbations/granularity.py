@@ -308,7 +308,7 @@ class _Study:
             "metrics": {METRIC: {**_READING, "aim": self.goal.aim}},
             "suites": {},
             "passes_a_sample": {},
-            "diagnosis": [],
+            "diagnosis": None,
             "samples": {
                 "sample": ids,
                 "pair": [row // 2 if _in_pairs(self.goal, self.targets) else row for row in range(len(ids))],

@@ -1,8 +1,8 @@
 """What rt-generator-perturbations provides."""
 
-from rt_core import EncoderEntry, hookimpl
+from rt_core import DemoEntry, EncoderEntry, hookimpl
 
-__all__ = ["rt_encoders"]
+__all__ = ["rt_demos", "rt_encoders"]
 
 _HERE = "rt_generator_perturbations"
 
@@ -20,4 +20,15 @@ def rt_encoders():
             summary="the same, l2-adversarially trained: its output are logits too",
             factory=f"{_HERE}.embedded:digits_classifier_robust",
         ),
+    ]
+
+
+@hookimpl
+def rt_demos():
+    return [
+        DemoEntry(
+            name="generator",
+            summary="what a generator draws, perturbed from coarse to fine, until two classifiers of digits err",
+            factory=f"{_HERE}.miniature:demo",
+        )
     ]

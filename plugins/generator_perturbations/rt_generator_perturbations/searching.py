@@ -38,7 +38,7 @@ class Relaxation:
             ``"layer_max"``, the largest root mean square of a layer.
         start, limit: the first and the last radius, in the norm's own units; None stands for 0.01 and 5 standard deviations root mean square
             (for l2 times the root of how many numbers there are).
-        growth: the factor from a radius to the next; on the digits, 1.06 finds 3 % less than 1.1 and takes 1.6 times as long.
+        growth: the factor from a radius to the next; on the digits, 1.06 finds 2 to 5 % less than 1.1 and takes 1.6 times as long.
         steps_per_radius: gradient steps at each radius.
         step: size of a step, as a share of the radius.
         refine: halvings of the bisection, one forward pass each: the result is within 2^-refine of the smallest multiple that reaches.
