@@ -87,10 +87,10 @@ class Work:
 
     def print_of(self, thing: Any) -> str:
         """Return the fingerprint of an attack or a metric of this work, or of its divergence, with its plugin's version; taken once."""
-        known: dict[int, str] = vars(self).setdefault("_prints", {})
+        known: dict[int, tuple[str, Any]] = vars(self).setdefault("_prints", {})
         if id(thing) not in known:
-            known[id(thing)] = key_of([fingerprint(thing), version_of(thing)])
-        return known[id(thing)]
+            known[id(thing)] = key_of([fingerprint(thing), version_of(thing)]), thing  # held, or another one may get its id
+        return known[id(thing)][0]
 
     @cached_property
     def labels(self) -> list[int] | None:
@@ -307,7 +307,8 @@ def metric_frames(
         sample_key, trace = traces_of(work, subject, sample, name, None, "clean")
         shelf = subject.store.shelf(sample_key)
         yield from _frames(work, subject, sample, name, sample_key, trace, alone, shelf)
-        shelf.clear()
+        if all(subject.store.has(metric_key(work, sample_key, metric)) for metric in alone.values()):
+            shelf.clear()
         tick(1)
 
 

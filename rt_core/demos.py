@@ -74,7 +74,7 @@ def certificates(*, store: str | None = None) -> tuple[Results, str]:
     """Certify three encoders of digits under Gaussian noise, at reduced draws, in under two minutes."""
     plan = certificates_plan()
     results = run(plan, store=store)
-    said = [f"Reduced: {_REDUCED}. Fewer draws certify less, never too much."]
+    said = [f"Reduced: {_REDUCED}. Fewer draws certify less on average; the risk of certifying too much stays as stated."]
     for metric, (thresholds, heading) in _CURVES.items():
         if metric in plan.metrics:
             curve = results.certified_curve(metric, thresholds)

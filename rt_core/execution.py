@@ -101,6 +101,8 @@ def evaluated(
     diagnoses: dict[str, diagnosis.Diagnosis] = {}
     with torch.inference_mode(False):
         _warn_of_rows_to_miss(work)
+        if train is not None:
+            _warn_of_overlap(work, train)
         estimate = sum(_rehearse(work, label, given, kept, fitting) for label, given in plan.encoders.items())
         jobs = sum(attack is not None for _, attack, _ in work.jobs()) + any(map(is_alone, work.metrics.values()))
         ticks = len(work.order) + work.attacked * jobs
@@ -268,7 +270,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
         whole = (time.monotonic() - between) / len(inputs)
         # A sample costs less in a batch than in the company of one other.
         share = min(1.0, whole / max((between - began) / _REHEARSED, 1e-9))
-        seconds = whole * len(work.order)
+        seconds = whole * (len(work.order) + fitting.passes[encoder.fingerprint])
         if not torch.equal(first, represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)):
             _say(
                 f"encoder {label!r} is not deterministic: two passes of the same inputs differ, so measures mix its own noise with the attack's effect"
@@ -342,6 +344,22 @@ def _warn_of_rows_to_miss(work: Work) -> None:
         unread = [name for name, metric in work.metrics.items() if metric.aim != "clean" and metric.aim not in aims_of(attack)]
         if unread:
             _say(f"attack {label!r} supports aim {', '.join(aims_of(attack))} alone, so {', '.join(unread)} will have no rows for it")
+
+
+def _warn_of_overlap(work: Work, train: Samples) -> None:
+    """Warn where samples that are measured are among those that attacks or metrics are fitted on."""
+    if not any(map(needs_fit, (*work.attacks.values(), *work.metrics.values()))):
+        return
+    rows = {name: row for row, name in enumerate(train.ids)}
+    both = [row for row in range(work.attacked) if work.ids[row] in rows]
+    # Tensors are all called 0, 1, 2, …: of some of the same name it is looked whether they are the same.
+    some = both[:: max(1, len(both) // _REHEARSED)][:_REHEARSED]
+    if some and all(
+        torch.equal(*pair) for pair in zip(work.inputs(some), train.inputs([rows[work.ids[row]] for row in some]), strict=True)
+    ):
+        _say(
+            f"{len(both)} of {work.attacked} attacked samples are in train as well: what is fitted on them and read off them is too good; give others"
+        )
 
 
 def _about(work: Work, subject: Subject, given: Encoder | Use) -> dict[str, Any]:

@@ -183,29 +183,30 @@ class Results:
         summary.insert(2, parameter, summary["attack"].map(chosen))
         return summary.sort_values(["encoder", "aim", "step", "metric", parameter], kind="stable", ignore_index=True)
 
-    def certified_curve(self, metric: str, thresholds: Sequence[float], *, level: float = 0.95) -> pd.DataFrame:
+    def certified_curve(self, metric: str, thresholds: float | Sequence[float], *, level: float = 0.95) -> pd.DataFrame:
         """Return the share of samples whose value is above each threshold: a certified curve, if the metric is a certified radius.
 
-        Strictly above, over all samples; a certificate that was not given is the worst value: above no threshold where higher is better
-        (a radius), above every one where lower is (a certified quantile). The intervals are a band: they hold for all thresholds at once with
-        probability ``level`` (Clopper-Pearson, or by cluster, at a level that Bonferroni gives).
+        Strictly above, over all samples for which the metric is defined; a certificate that was not given is the worst value: above no
+        threshold where higher is better (a radius), above every one where lower is (a certified quantile). The intervals are a band: they hold for
+        all thresholds at once with probability ``level`` (Clopper-Pearson, or by cluster, at a level that Bonferroni gives).
 
         Returns:
             Columns encoder, attack, aim, step, metric, threshold, estimate, low, high, n, abstained.
 
         Raises:
-            ValueError: no rows of that metric, or no threshold.
+            ValueError: no rows of that metric, no threshold, or one that is NaN.
         """
+        counted = np.atleast_1d(np.asarray(thresholds, dtype=np.float64)).tolist()
         if metric not in {*self.frame["metric"]}:
             raise ValueError(f"no rows of metric {metric!r}; there are {', '.join(map(repr, dict.fromkeys(self.frame['metric'])))}")
-        if not len(thresholds):
-            raise ValueError("thresholds is empty; give the radii (or whatever the metric is in) at which to count")
-        rows, each = [], 1 - (1 - level) / len(thresholds)
+        if not counted or any(map(math.isnan, counted)):
+            raise ValueError(f"thresholds is {thresholds}; give the radii (or whatever the metric is in) at which to count")
+        rows, each = [], 1 - (1 - level) / len(counted)
         for key, part in self._parts():
             if key[-1] != metric:
                 continue
             values, clusters, _, abstained = self._values(part, self._reading(metric))
-            for threshold in thresholds:
+            for threshold in counted:
                 above = (values > threshold).astype(np.float64)
                 found = statistics.interval(above, statistic="rate", span=(0, 1), groups=clusters, level=each, seed=self.manifest["seed"])
                 rows.append([*key, threshold, found.estimate, found.low, found.high, found.n, abstained])
@@ -301,7 +302,8 @@ class Results:
         ]
         if about["samples"]["part"] is not None:
             lines.append(
-                "  the bank is below ten times the attacked, so the intervals of ranks in it hold its own sampling error: both are resampled"
+                "  the bank is below ten times the attacked, so the intervals of ranks in it hold its own sampling error: both are resampled "
+                "(but for measures that run the encoder)"
             )
         if about["quantile_error"]:
             lines.append(

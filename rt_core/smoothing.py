@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rt_core.encoders import Encoder
 from rt_core.fingerprints import content_of
-from rt_core.perturbing import represent_rows
+from rt_core.perturbing import moved_to
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Context, Progress
 
@@ -86,8 +86,7 @@ class Draws:
     def chunks(self, purpose: str, count: int) -> Iterator[Tensor]:
         """Yield the first ``count`` representations of a purpose's stream in order, [up to 1,024, dim], on the CPU.
 
-        Raises:
-            EncoderError: one of them is not finite.
+        Where the encoder breaks under the noise they hold NaN or infinity: such a draw counts against a certificate.
         """
         for start in range(0, count, _CHUNK):
             yield self._chunk(purpose, start, min(_CHUNK, count - start))
@@ -104,7 +103,7 @@ class Draws:
         with torch.inference_mode(False), self._encoder.in_use():
             for place in range(start + first, start + wanted, self.size):
                 noisy = self._noisy(purpose, place, min(place + self.size, start + wanted))
-                made.append(represent_rows(self._encoder, noisy, self.size))
+                made.append(self._represented(noisy))
         whole = self._remember(key, torch.cat(made))
         if self._progress is not None:
             self._unsaved[name] = whole
@@ -114,6 +113,11 @@ class Draws:
                     self._progress.save(unsaved, {"representations": representations.numpy()})
                 self._unsaved, self._cost = {}, 0.0
         return whole
+
+    def _represented(self, noisy: Tensor) -> Tensor:
+        device = self._encoder.where() or noisy.device
+        with torch.no_grad():
+            return self._encoder(moved_to(device, noisy)).cpu()
 
     def _noisy(self, purpose: str, first: int, last: int) -> Tensor:
         """Return the noisy inputs at the places from ``first`` up to ``last`` of a stream."""

@@ -58,6 +58,8 @@ class Store:
             if arrays.pop("key", None) != key:
                 raise ValueError("it holds something else")
             return arrays
+        except FileNotFoundError:  # another run has cleared it since
+            return None
         except Exception as error:
             warnings.warn(f"block {path} is damaged ({type(error).__name__}: {error}) and is made again", RobustnessWarning, stacklevel=2)
             return None
@@ -113,8 +115,12 @@ class Shelf:
         return self.store.load(self._part(name))
 
     def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays under a name."""
-        self.store.save(self._part(name), arrays)
+        """Keep arrays under a name, unless another run in the folder clears the shelf at the same time: then the whole is there."""
+        try:
+            self.store.save(self._part(name), arrays)
+        except StoreError as error:
+            if not isinstance(error.__cause__, (FileNotFoundError, FileExistsError)):
+                raise
 
     def clear(self) -> None:
         """Remove everything."""

@@ -291,7 +291,10 @@ class Rows:
 
 
 class Progress(Protocol):
-    """A place for what is half done, such as a run's store has for each sample."""
+    """A place for what is half done, such as a run's store has for each sample.
+
+    All metrics of a sample share it: a name has to say whose it is, and of which configuration.
+    """
 
     def load(self, name: str) -> dict[str, np.ndarray] | None:
         """Return what was saved under a name, or None."""
@@ -423,9 +426,10 @@ def parts_of(thing: Any) -> dict[str, Any]:
 
 
 def needs_fit(thing: Any) -> bool:
-    """Say whether an attack or metric, or a part of it, has a ``fit`` and is not fitted: has no ``fitted``, or one that is none."""
-    own = callable(getattr(thing, "fit", None)) and not getattr(thing, "fitted", None)
-    return own or any(map(needs_fit, parts_of(thing).values()))
+    """Say whether an attack or metric, or a part of it, has a ``fit`` and is not fitted: a thing whose ``fitted`` is set is taken as it is."""
+    if getattr(thing, "fitted", None):
+        return False
+    return callable(getattr(thing, "fit", None)) or any(map(needs_fit, parts_of(thing).values()))
 
 
 def check_metric(metric: Any, label: str) -> None:

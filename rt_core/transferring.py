@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -70,7 +70,7 @@ def transfer(
             encoder = held.enter_context(made_encoder(given, source).in_use(work.device))
             print_of_it = encoder.fingerprint
             bank = work.bank(clean_of(work, encoder, print_of_it, kept))
-            for label, attack in fitting.fitted(work, encoder, print_of_it).attacks.items():
+            for label, attack in fitting.fitted(work.fitted(work.attacks, {}), encoder, print_of_it).attacks.items():
                 made[label][source] = _Transferred.of(source, encoder, print_of_it, attack, bank)
         plan = replace(named, encoders=victims, attacks={label: Suite(members) for label, members in made.items()})
         return evaluated(plan, store=store, device=device, batch=batch, progress=progress, diagnose=False, together=True)
@@ -84,6 +84,7 @@ class _Transferred:
     fingerprint: str
     attack: Attack
     version: str | None
+    fitted: ClassVar[bool] = True  # the attack was, to its own encoder
 
     @classmethod
     def of(cls, source: str, encoder: Encoder, fingerprint: str, attack: Attack, bank: Bank) -> "_Transferred":

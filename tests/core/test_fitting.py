@@ -1,5 +1,6 @@
 """What is fitted before it is used: once for each encoder, on other samples, kept in the store, the same when it is read again."""
 
+import time
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -8,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from rt_core import Ball, Evaluation, PlanError, Results, RobustnessWarning, represent, run, use
-from rt_core.datasets import as_samples
+from rt_core import Ball, Encoder, Evaluation, PlanError, Results, RobustnessWarning, represent, run, transfer, use
+from rt_core.datasets import as_samples, tensors
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
 from rt_unsupervised_attacks import LPGD, UPGD, UniversalPerturbation
@@ -175,6 +176,99 @@ def test_the_rehearsal_fits_on_samples_of_all_of_train():
     assert len(rows[0]) == 64
     assert (rows[0][0], rows[0][-1]) == ("0", "99")
     assert len(rows[-1]) == 100
+
+
+def labelled(labels, inputs=TRAIN):
+    return tensors(inputs, labels=labels)
+
+
+def test_a_rehearsal_fits_on_every_class_however_rare():
+    rows = []
+
+    class Looking(Center):
+        def fit(self, encoder, train, *, random):
+            rows.append(train.labels(range(len(train))))
+            return super().fit(encoder, train, random=random)
+
+    rare = [9 if row in (31, 77) else 8 if row == 55 else 0 for row in range(100)]
+    run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Looking())}, train=labelled(rare)), progress=False)
+    assert len(rows[0]) == 64
+    assert (rows[0].count(9), rows[0].count(8)) == (2, 1)
+
+
+def test_other_labels_of_the_same_samples_are_another_train(tmp_path):
+    CALLS.clear()
+    parts = {
+        "encoders": {"one": tiny_encoder(seed=1)},
+        "metrics": {"far": FromCenter()},
+        "attacks": {"noise": use("uniform_noise", epsilon=0.1)},
+    }
+    first = run(plan(**parts, train=labelled([0] * 100)), store=tmp_path, progress=False)
+    with pytest.warns(RobustnessWarning, match="metric 'far' is another than in the earlier run"):
+        second = run(plan(**parts, train=labelled([1] * 100)), store=tmp_path, progress=False)
+    assert [size for kind, _, size in CALLS if kind == "part"].count(100) == 2
+    trains = [results.manifest["plan"]["metrics"]["far"]["train"] for results in (first, second)]
+    assert trains[0] != trains[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(FromMean):
+    """A metric with a fit of its own and a part that is fitted."""
+
+    number: int = 0
+    part: Center = Center()
+
+    def __call__(self, trace, bank, context):
+        return torch.full((len(trace),), float(self.number), dtype=torch.float64)
+
+
+def test_metrics_with_a_part_and_a_fit_of_their_own_are_not_mixed_up(tmp_path):
+    metrics = {f"m{number}": Numbered(number=number) for number in range(12)}
+    for _ in range(2):
+        results = run(plan(encoders={"one": tiny_encoder()}, metrics=metrics), store=tmp_path, progress=False)
+        assert {name: rows["value"].unique().tolist() for name, rows in results.frame.groupby("metric")} == {
+            f"m{number}": [float(number)] for number in range(12)
+        }
+
+
+def test_a_fit_that_takes_a_batch_gets_the_run_s():
+    sizes = []
+
+    class Batched(Center):
+        def fit(self, encoder, train, *, random, batch=64):
+            sizes.append(batch)
+            return super().fit(encoder, train, random=random)
+
+    run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Batched())}), batch=5, progress=False)
+    assert set(sizes) == {5}
+
+
+def test_measured_samples_that_are_fitted_on_are_warned_about():
+    inputs = tiny_inputs(30)
+    parts = {"encoders": {"one": tiny_encoder()}, "metrics": {"far": FromCenter()}, "attacks": {"noise": use("uniform_noise", epsilon=0.1)}}
+    with pytest.warns(RobustnessWarning, match="20 of 20 attacked samples are in train as well"):
+        run(plan(**parts, train=inputs), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(plan(**parts), progress=False)  # other samples, though they are called 0, 1, 2, … as well
+        run(plan(**parts | {"metrics": {"quantile": use("universal_quantile")}}, train=inputs), progress=False)
+
+
+def test_the_passes_of_a_fit_are_in_the_estimate(monkeypatch):
+    def slow(inputs):
+        time.sleep(0.002 * len(inputs))
+        return inputs.flatten(1)
+
+    parts = {"encoders": {"one": Encoder(slow, name="slow")}, "metrics": {"far": FromCenter()}, "attacks": {"still": use("identity")}}
+    results = run(plan(**parts, attacked=2, bank=30, train=tiny_inputs(400, purpose="train")), progress=False)
+    assert 0.7 < results.manifest["estimated_seconds"] < 4
+
+
+def test_a_transfer_fits_its_attacks_alone():
+    CALLS.clear()
+    one, two = tiny_encoder(seed=1), tiny_encoder(seed=2)
+    transfer({"a": one}, {"b": two}, tiny_inputs(30), {"shift": Shift()}, {"far": FromMean()}, attacked=20, train=TRAIN, progress=False)
+    assert [kind for kind, _, size in CALLS if size == 100] == ["attack", "metric"]
 
 
 def test_what_is_said_of_a_fit_on_few_samples_is_not_said():

@@ -1,6 +1,7 @@
 """Representations under noise: whose draws they are, who shares them, and what a run keeps of them."""
 
 import math
+import threading
 import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from rt_core import Encoder, Evaluation, PlanError, Results, RobustnessWarning, 
 from rt_core import smoothing as smoothing_module
 from rt_core.randomness import SampleRandom
 from rt_core.smoothing import Draws
+from rt_core.store import Store
 from rt_core.testing import read_example, tiny_encoder, tiny_inputs
 from rt_core.traces import Rows
 
@@ -154,6 +156,16 @@ def test_an_encoder_is_left_as_it_was():
     assert all(part.training for part in network)
     assert all(weight.requires_grad for weight in network.parameters())
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_draws_that_break_the_encoder_are_given_as_they_are():
+    def breaking(inputs):
+        rows = inputs.flatten(1)
+        return torch.where(rows[:, :1] > 0.3, rows, torch.nan)
+
+    found = drawn(encoder=Encoder(breaking, name="breaking"), count=500)
+    assert 0 < found.isnan().all(1).sum() < 500
+    assert found.isnan().any(1).equal(found.isnan().all(1))
 
 
 def test_draws_belong_to_one_sample():
@@ -307,6 +319,52 @@ def test_a_sample_that_fails_costs_its_own_row_and_is_tried_again(tmp_path):
     assert [ids for draws, ids in SEEN if draws > 8] == 2 * [(order[3],)]
 
 
+def test_draws_stay_until_every_metric_of_the_sample_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(smoothing_module, "_WORTH_KEEPING", -1.0)
+    broken = [True]
+
+    class Fragile(Spread):
+        def __call__(self, trace, bank, context):
+            values = super().__call__(trace, bank, context)
+            if broken and self.draws > 8:
+                raise ArithmeticError("on purpose")
+            return values
+
+    encoder = tiny_encoder(seed=1)
+    parts = {"encoders": {"one": encoder}, "metrics": {"spread": Spread(), "fragile": Fragile(draws=3000)}}
+    with pytest.warns(RobustnessWarning, match="6 blocks failed"):
+        run(plan(**parts), store=tmp_path, progress=False)
+    assert len({path.parent for path in tmp_path.glob("blocks/*/*.npz")}) == 6
+    broken.clear()
+    before = encoder.passes.forwards
+    run(plan(**parts), store=tmp_path, progress=False)
+    assert encoder.passes.forwards - before < 3000  # a rehearsal; no draw again
+    assert [*tmp_path.glob("blocks/*/*.npz")] == []
+
+
+def test_two_runs_may_work_on_a_sample_at_once(tmp_path):
+    store = Store(tmp_path, {"dataset": "d", "seed": 0, "pairing": "given", "batch": 64})
+    store.save("begun", {"x": np.zeros(1)})
+    first, second = store.shelf("one"), store.shelf("one")
+    stop = threading.Event()
+
+    def clear():
+        while not stop.is_set():
+            second.clear()
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number in range(150):
+                first.save(f"part {number}", {"x": np.zeros(100)})
+                first.load(f"part {number}")
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_the_rehearsal_takes_the_reduced_metric_and_tells_what_all_will_cost(monkeypatch):
     SEEN.clear()
     slow = tiny_encoder(seed=1)
@@ -341,8 +399,10 @@ def test_a_certified_curve_counts_what_is_strictly_above_with_a_band_for_all_of_
     assert curve["low"].iloc[0] < alone["low"] < alone["estimate"]  # a band for six radii is wider than an interval for one
     with pytest.raises(ValueError, match="no rows of metric 'radius'; there are 'spread'"):
         results.certified_curve("radius", [0.1])
-    with pytest.raises(ValueError, match="thresholds is empty"):
-        results.certified_curve("spread", [])
+    assert results.certified_curve("spread", values[0])["estimate"].tolist()[1] == curve["estimate"].iloc[0]
+    for thresholds in ([], [0.1, math.nan]):
+        with pytest.raises(ValueError, match=r"thresholds is \[.*; give the radii"):
+            results.certified_curve("spread", thresholds)
 
 
 def test_certified_rows_survive_saving(tmp_path):
