@@ -73,6 +73,8 @@ class Fitting:
         random = SampleRandom.of(work.plan.seed, ["fit"])
 
         def of(thing: Any, *moved_by: Any) -> Any:
+            if not needs_fit(thing):
+                return thing
             parts = {name: of(part) for name, part in parts_of(thing).items() if needs_fit(part)}
             whole = replace(thing, **parts) if parts else thing
             if not needs_fit(whole):
