@@ -16,7 +16,7 @@ demo: .venv/installed
 	$(BIN)/rt demo --certificates
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

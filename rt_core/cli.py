@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - `rt … | head` has what it wanted; nothing more is to be flushed
             return DONE
         except KeyboardInterrupt:
-            kept = getattr(arguments, "store", "") is not None
+            kept = arguments.command is not _check or arguments.store is not None  # all others have a folder of their own
             print(
                 f"rt: interrupted; {'the same command goes on where it was' if kept else 'nothing is kept without --store'}",
                 file=sys.stderr,

@@ -102,7 +102,7 @@ class Encoder(nn.Module):
             try:
                 yield self
             finally:
-                self._users -= 1
+                self._users = max(0, self._users - 1)  # contexts that end in another order must not leave it in use
             return
         modes = [(module, module.training) for module in self.module.modules()]
         flags = [(weight, weight.requires_grad) for weight in self.module.parameters()]

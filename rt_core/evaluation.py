@@ -93,7 +93,8 @@ class Evaluation:
             unfitted = [label for label, thing in made.items() if needs_fit(thing)]
             if unfitted:
                 raise PlanError(
-                    f"the plan has no train, and {', '.join(map(repr, unfitted))} must be fitted; give train= samples that are not attacked"
+                    f"the plan has no train, and {', '.join(map(repr, unfitted))} must be fitted; give train= samples that are not attacked "
+                    "(a table [train] in a study)"
                 )
 
     def _check_aims(self, families: Mapping[str, Mapping[str, Attack]], metrics: Mapping[str, Metric]) -> None:

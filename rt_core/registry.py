@@ -198,7 +198,9 @@ def _check_options(item: Item, factory: Any, options: Mapping[str, Any]) -> None
                 raise ValueError(f"{item.kind} {item.entry.name!r} has no option {option!r}{_did_you_mean(option, names)} ({takes})")
     missing = [one.name for one in named if one.default is one.empty and one.name not in options]
     if missing:
-        raise ValueError(f"{item.kind} {item.entry.name!r} needs the option {' and '.join(map(repr, missing))} ({takes})")
+        raise ValueError(
+            f"{item.kind} {item.entry.name!r} needs the option{'s' * (len(missing) > 1)} {' and '.join(map(repr, missing))} ({takes})"
+        )
 
 
 def _explain_failure(item: Item, error: Exception) -> str:

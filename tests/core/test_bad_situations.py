@@ -386,7 +386,7 @@ def test_an_interrupt_ends_with_130_and_the_same_command_goes_on(tmp_path):
 
     def command(slow):
         (tmp_path / "slow_attack.py").write_text(PLUGIN.format(slow=slow))
-        return child(None, "-m", "rt_core", "run", "study.toml", "--store", "run", folder=tmp_path)
+        return child(None, "-m", "rt_core", "run", "study.toml", folder=tmp_path)
 
     interrupted = command(slow=True)
     assert interrupted.stdout.readline() == "here\n", interrupted.stderr.read()
@@ -394,15 +394,15 @@ def test_an_interrupt_ends_with_130_and_the_same_command_goes_on(tmp_path):
     out, said = interrupted.communicate(timeout=60)
     assert (interrupted.returncode, out) == (130, "training True\n")
     assert said == "rt: interrupted; the same command goes on where it was\n"
-    before = kept(tmp_path / "run")
+    before = kept(tmp_path / "runs" / "study")
     assert len(before) == 3 + 2  # the clean pass; a block of the attack, and of the metric
     assert not list(tmp_path.rglob("*.tmp"))
 
     resumed = command(slow=False)
     out, said = resumed.communicate(timeout=60)
     assert resumed.returncode == 0, said
-    assert kept(tmp_path / "run").items() > before.items()
-    assert len(Results.load(tmp_path / "run").frame) == 150
+    assert kept(tmp_path / "runs" / "study").items() > before.items()
+    assert len(Results.load(tmp_path / "runs" / "study").frame) == 150
 
 
 # What raises in the middle

@@ -37,14 +37,15 @@ def minimum_enclosing_center(
 
     The radius is the ceil(n / 2)-th smallest distance from the point, and at most twice that of the smallest ball around any place that
     holds half of them (Kumar & Goldstein 2021). Equal to brute force in float64, ties included: of equal points the first. All distances are
-    never there at once.
+    never there at once. A point that is not finite is infinitely far from all, and no center while there is a finite one.
 
     Args:
         points: [n, dim].
         divergence: l1, l2 or linf, or cosine, whose ball is that of the unit vectors' chord.
         candidates: how many first points can be the center; all unless given. With 30 the factor 2 holds but for a probability of 2^-30, at
             30 / n of the cost.
-        parity: the released script's radius, numpy's median, which is the mean of the two middle distances where n is even.
+        parity: the released script's radius, numpy's median, which is the mean of the two middle distances where n is even; of the factor 2
+            nothing is proven then.
 
     Raises:
         ValueError: no points, no candidates, or a divergence that is no metric.
@@ -61,10 +62,12 @@ def smallest_ball(geometry: Geometry, points: Tensor, *, candidates: int | None 
     if not 1 <= (total if candidates is None else candidates) <= total:
         raise ValueError(f"candidates is {candidates}; there are {total} points, so it must be in 1 to {total}")
     rank = (total + 1) // 2
-    middle = points.nanmean(0).nan_to_num()
+    points = points.masked_fill(~points.isfinite().all(1, keepdim=True), torch.nan)  # infinity would be near to itself
+    middle = points.nanmedian(0).values.nan_to_num()  # a mean is wherever one far point is
     bounds = _LowerBounds(geometry.norm, points, middle)
     # The nearer to the middle, the smaller the ball: the best comes early, and spares the others.
-    order = torch.linalg.vector_norm(points[:candidates] - middle, dim=1).argsort(stable=True)
+    away = torch.linalg.vector_norm(points[:candidates] - middle, dim=1)
+    order = away.argsort(stable=True)[: max(1, int((~away.isnan()).sum()))]  # NaN comes last
     known: dict[bytes, float] = {}
     best, center = math.inf, int(order[0])
     for rows in order.split(_BLOCK):

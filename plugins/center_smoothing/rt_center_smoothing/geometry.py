@@ -36,7 +36,7 @@ class Geometry:
         return points / torch.linalg.vector_norm(points, dim=1, keepdim=True) if self.directions else points
 
     def distances(self, center: Tensor, points: Tensor) -> Tensor:
-        """Return how far points are from a center, in direct form; a point without a direction is infinitely far from all.
+        """Return how far points are from a center, in direct form; a point without a direction, or with NaN, is infinitely far from all.
 
         center: [dim], points: [n, dim], placed -> [n]
         """
@@ -49,15 +49,20 @@ class Geometry:
     def keeps(self, center: Tensor, distance: float, own: Tensor, others: Tensor) -> Tensor:
         """Return which points stay no nearer than ``own`` wherever a representation goes within ``distance`` of a center.
 
-        Of l2 exactly: the half-space of what is nearer to the other is at least that far away. Of other norms by the triangle inequality, which
-        asks for more. A copy of ``own`` is never strictly nearer; what has no direction is not told apart, so it counts as in reach.
+        Of l2 exactly: the half-space of what is nearer to the other is at least that far away. Of cosine exactly too (in two numbers or
+        more): at height h above that half-space, which begins at the origin, its nearest unit vector is a chord of √(2 - 2√(1 - h²)) away,
+        which is more than h. Of other norms by the triangle inequality, which asks for more. A copy of ``own`` is never strictly nearer; what
+        has no direction is not told apart, so it counts as in reach.
 
         center, own: [dim], others: [n, dim], placed -> [n], bool
         """
         if self.norm == "l2":
             toward = own - others
             length = torch.linalg.vector_norm(toward, dim=1)
-            return (((center - (own + others) / 2) * toward).sum(1) >= distance * length) | (length == 0)
+            height = ((center - (own + others) / 2) * toward).sum(1) / length
+            if self.directions:  # the chord, in a form that keeps its digits where it is small
+                height = height * (2 / (1 + (1 - height.square()).clamp(min=0).sqrt())).sqrt()
+            return (height >= distance) | (length == 0)
         spare = self.distances(center, others) - self.distances(center, own[None])
         return (spare >= 2 * distance) | (self.distances(own, others) == 0)
 

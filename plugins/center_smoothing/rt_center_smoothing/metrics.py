@@ -64,14 +64,24 @@ class HalfMassRadius(_Centered):
     span: ClassVar[tuple[float, float]] = (0, math.inf)
     comparable: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_reach(input_radius=self._around, delta=0.0)
+
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> Rows:
         """-> [1]"""
-        return self._row(context, 0.0)
-
-    def _row(self, context: Context, input_radius: float) -> Rows:
         geometry, measured = self._geometry(context), self._measured(context)
-        radius = measured.radius(self, input_radius=input_radius, delta=0.0)
+        radius = measured.radius(self, input_radius=self._around, delta=0.0)
         return _row(geometry.divergence(radius)) if math.isfinite(radius) else _row(math.nan, IMPOSSIBLE)
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Return the forward and backward passes a sample."""
+        return super().passes if self.level(input_radius=self._around, delta=0.0)[0] is not None else (0, 0)
+
+    @property
+    def _around(self) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +94,12 @@ class CertifiedHalfMassRadius(HalfMassRadius):
     input_radius: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_radius("input_radius", self.input_radius)
-        self.check_reach(input_radius=self.input_radius, delta=0.0)
-
-    def __call__(self, trace: Trace, bank: Bank, context: Context) -> Rows:
-        """-> [1]"""
-        return self._row(context, self.input_radius)
+        super().__post_init__()
 
     @property
-    def passes(self) -> tuple[int, int]:
-        """Return the forward and backward passes a sample."""
-        return super().passes if self.level(input_radius=self.input_radius, delta=0.0)[0] is not None else (0, 0)
+    def _around(self) -> float:
+        return self.input_radius
 
     def _reduced(self) -> dict[str, Any]:
         return super()._reduced() | {"input_radius": 0.0}
@@ -171,8 +175,8 @@ class CertifiedNeighborRadius(NoiseSettings):
 
     Randomized smoothing (Cohen et al. 2019) of the encoder as a classifier of anchors, the bank's samples: no label is read. With probability
     1 - ``alpha_certify``, at every input within the radius more than half of the noisy copies are strictly nearer to the sample's own
-    clean representation than to any other sample's; a tie counts against. The mean is the average certified radius over all samples, 0 where none is
-    certified. Depends on how many others there are. Holds for any divergence.
+    clean representation than to any other sample's; a tie counts against, and so does a copy whose representation is not finite. The mean is
+    the average certified radius over all samples, 0 where none is certified. Depends on how many others there are. Holds for any divergence.
     """
 
     divergence: str | Divergence | None = None
@@ -198,8 +202,9 @@ class CertifiedNeighborRadius(NoiseSettings):
         measure = find_divergence(context.divergence if self.divergence is None else self.divergence)
         draws, row, votes = Draws.of(context, sigma=self.sigma, clip=self.clip), bank.rows(trace.ids), 0
         for chunk in draws.chunks("certify", self.certify_draws):
-            nearest, _ = bank.nearest(chunk, 1, row.expand(len(chunk)), measure)
-            own = pairwise(measure, trace.clean.double(), chunk.double())[0]
+            known = chunk[chunk.isfinite().all(1)]  # the others are nowhere near
+            nearest, _ = bank.nearest(known, 1, row.expand(len(known)), measure)
+            own = pairwise(measure, trace.clean.double(), known.double())[0]
             votes += int((own < nearest[:, 0]).sum())
         radius = functions.vote_radius(votes, self.certify_draws, sigma=self.sigma, alpha=self.alpha_certify)
         return _row(radius, ABSTAINED if math.isnan(radius) else "")

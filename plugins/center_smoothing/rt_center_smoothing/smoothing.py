@@ -54,6 +54,7 @@ class NoiseSettings:
         _check_positive("sigma", self.sigma)
         check_whole("certify_draws", self.certify_draws)
         _check_share("alpha_certify", self.alpha_certify, 1)
+        _check_flag("clip", self.clip)
         if self.certify_draws < (needed := functions.vote_draws_needed(alpha=self.alpha_certify)):
             raise ValueError(
                 f"certify_draws is {self.certify_draws}; with alpha_certify {self.alpha_certify:g} even unanimous draws tell nothing: "
@@ -89,7 +90,8 @@ class CenteredSettings(NoiseSettings):
     """What certificates around a center have besides: ``center_draws``, of which one is the center.
 
     rank: ``"binomial"``, exact, or ``"hoeffding"``, as published. candidates: how many first draws can be the center, all unless given; see
-    ``minimum_enclosing_center``. parity: the released script's arithmetic, numpy's median and a linearly interpolated quantile.
+    ``minimum_enclosing_center``. parity: the released script's arithmetic, numpy's median and a linearly interpolated quantile, which lies
+    between two draws, so that the statements are not proven.
     """
 
     center_draws: int = 10_000
@@ -102,6 +104,7 @@ class CenteredSettings(NoiseSettings):
         check_whole("center_draws", self.center_draws)
         if self.rank not in functions.RANKS:
             raise ValueError(f"rank is {self.rank!r}; expected 'binomial' or 'hoeffding'")
+        _check_flag("parity", self.parity)
         if self.parity and self.rank != "hoeffding":
             raise ValueError("parity is the released script's arithmetic, whose rank is 'hoeffding': say rank='hoeffding' too")
         if self.candidates is not None:
@@ -129,11 +132,18 @@ class CenteredSettings(NoiseSettings):
         needed = functions.certify_draws_needed(input_radius=input_radius, **known)
         more = f"certify_draws at least {needed:,}" if needed < _TOO_MANY else ""
         enough = f"sigma must be at least {self.sigma * input_radius / largest:.4g}" if largest > 0 else ""
-        _say(
-            f"input_radius is {input_radius:g}, and no certificate is possible, so nothing will be drawn for it: with {self.certify_draws:,} certify_draws "
-            f"and sigma {self.sigma:g} it can be at most {max(largest, 0):.4g}; for this one {' or '.join(filter(None, [enough, more]))}",
-            5,
-        )
+        remedy = " or ".join(filter(None, [enough, more]))
+        if largest < 0:
+            told = (
+                f"certify_draws is {self.certify_draws:,}, and with rank {self.rank!r} no certificate is possible at any input_radius, so nothing "
+                f"will be drawn; it takes {remedy}"
+            )
+        else:
+            told = (
+                f"input_radius is {input_radius:g}, and no certificate is possible, so nothing will be drawn for it: with {self.certify_draws:,} "
+                f"certify_draws and sigma {self.sigma:g} it can be at most {largest:.4g}; for this one {remedy}"
+            )
+        _say(told, 5)
 
     def _reduced(self) -> dict[str, Any]:
         return super()._reduced() | {"center_draws": 20, "candidates": None}
@@ -214,12 +224,16 @@ class Measured:
     def radius(self, settings: CenteredSettings, *, input_radius: float, delta: float) -> float:
         """Return the radius of the ball around the center that holds enough of the draws: NaN if none can be told from so many, without a draw.
 
-        Infinity if too many draws have no direction.
+        Infinity if too many draws have no direction, or are not finite.
         """
         rank, level = settings.level(input_radius=input_radius, delta=delta)
         if rank is None or level is None:
             return math.nan
-        return float(np.quantile(self.distances, level) if settings.parity else self.distances[rank - 1])
+        if not settings.parity:
+            return float(self.distances[rank - 1])
+        with np.errstate(invalid="ignore"):
+            between = float(np.quantile(self.distances, level))
+        return math.inf if math.isnan(between) else between  # of infinities it is NaN
 
     @cached_property
     def _ball(self) -> tuple[Tensor, float]:
@@ -289,7 +303,8 @@ class CenterSmoothing(OutputSettings):
         rank: ``"binomial"``, exact, or ``"hoeffding"``, as published.
         clip: whether noisy inputs are clipped to the bounds, as a part of the encoder.
         candidates: how many first draws can be the center, all unless given: for wide representations, 30 are enough.
-        parity: the released script's arithmetic, numpy's median and interpolated quantile (``rank="hoeffding"``).
+        parity: the released script's arithmetic, numpy's median and interpolated quantile (``rank="hoeffding"``). That quantile is below the
+            draw which the proof needs: under ``parity`` nothing above is proven.
 
     Raises:
         ValueError: a parameter that none can have, or too few draws to say anything, with how many are needed.
@@ -377,6 +392,11 @@ def _check_positive(name: str, value: Any) -> None:
     check_number(name, value)
     if not value > 0:
         raise ValueError(f"{name} is {value:g}; it must be positive")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):  # "no" would be taken for True
+        raise ValueError(f"{name} is {value!r}; expected True or False")
 
 
 def _check_share(name: str, value: Any, below: float) -> None:

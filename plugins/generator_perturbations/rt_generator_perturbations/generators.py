@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -137,7 +138,7 @@ class Generator:
         classes: given ones, or the same one for all; None draws them uniformly.
 
         Raises:
-            ValueError: classes that the generator does not have.
+            ValueError: classes that the generator does not have, or that are no whole numbers.
         """
         random = SampleRandom.of(seed, ids)
         drawn = draw_latents(self.latent, random, random.ids)
@@ -148,7 +149,10 @@ class Generator:
         if classes is None:
             chosen = (random.uniform("class", ()) * self.classes).long().clamp(max=self.classes - 1)
         else:
-            chosen = torch.as_tensor(classes, dtype=torch.int64).expand(len(random.ids)).clone()
+            given = torch.as_tensor(classes)
+            if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
+                raise ValueError(f"classes is {classes!r}; expected whole numbers, the indices of classes 0 to {self.classes - 1}")
+            chosen = given.to(torch.int64).expand(len(random.ids)).clone()
             if not bool(((chosen >= 0) & (chosen < self.classes)).all()):
                 raise ValueError(
                     f"classes holds {_outside(chosen, self.classes)}; generator {self.name!r} has classes 0 to {self.classes - 1}"
@@ -168,8 +172,6 @@ class Generator:
             GeneratorError: the network failed, draws other images each time, or gave no images.
         """
         perturbations = dict(perturbations or {})
-        for left in list(self._open):  # by a backward pass that failed
-            left.close()
         with self.in_use():
             if self._shapes is None:
                 self._shapes = self._probe(latents.select([0]))
@@ -180,12 +182,29 @@ class Generator:
         self.passes.forwards += len(latents)
         return images
 
-    def in_use(self, device: str | torch.device | None = None) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def in_use(self, device: str | torch.device | None = None) -> Iterator["Generator"]:
         """Hold the network in eval mode, its weights frozen, on ``device``; put everything back at the end, on error too.
 
-        Every call does this for itself; holding it around many calls saves the bookkeeping.
+        Every call does this for itself; holding it around many calls saves the bookkeeping. A backward pass that fails leaves its hooks and its
+        hold on the network behind: they go when this begins or ends, at the latest.
         """
-        return self._held.in_use(device)
+        self._close()
+        with self._held.in_use(device):
+            try:
+                yield self
+            finally:
+                self._close()
+
+    def _check_alone(self, layer: str) -> None:
+        if len(self._open) > 1:
+            raise LayerError(
+                f"layer {layer!r} is checkpointed and images of several calls are in one backward pass: differentiate each by itself"
+            )
+
+    def _close(self) -> None:
+        for left in list(self._open):  # by a backward pass that failed
+            left.close()
 
     def where(self) -> torch.device | None:
         """Return the device of the network's weights; None if it has none."""
@@ -218,7 +237,8 @@ class Generator:
         """Return how far each layer's unperturbed activations stray over draws of latents and classes: their standard deviation.
 
         per: ``"neuron"`` gives each neuron its own, a float32 tensor of the activation's shape; ``"layer"`` one number a layer, the root mean square of
-        them. A neuron that never varies has 0, so it is not moved; a layer that never varies gets 1, its activation's own unit. Both are warned of.
+        them. A neuron that never varies has 0, so it is not moved; a layer that never varies at all gets 1 (ones), its activation's own unit. Both are
+        warned of.
 
         Raises:
             ValueError: fewer than two draws, or another ``per``.
@@ -271,13 +291,17 @@ class Generator:
     # ── one pass ──
 
     def _images(self, latents: Latents, perturbations: dict[str, Tensor]) -> Tensor:
+        return self._finished(self._drawn(latents, perturbations), perturbations.get(IMAGE))
+
+    def _drawn(self, latents: Latents, perturbations: dict[str, Tensor]) -> Tensor:
+        """Return what the network draws, perturbed inside, in its own values."""
         if not self.seeded:
-            return self._finished(self._run(latents, perturbations), perturbations.get(IMAGE))
+            return self._run(latents, perturbations)
         rows = []
         for row, identity in enumerate(latents.ids):
             alone = {layer: perturbation[row : row + 1] for layer, perturbation in perturbations.items()}
             with SampleRandom.of(0, [identity]).global_generators("generator"):
-                rows.append(self._finished(self._run(latents.select([row]), alone), alone.get(IMAGE)))
+                rows.append(self._run(latents.select([row]), alone))
         return torch.cat(rows)
 
     def _run(self, latents: Latents, perturbations: dict[str, Tensor] | None) -> Tensor:
@@ -364,16 +388,19 @@ class Generator:
         """Return the layers' shapes; raise where one cannot be perturbed, the order is another, or the network draws another image each time."""
         inner = self.layers[1:-1]
         outputs: dict[str, list[Any]] = {layer: [] for layer in inner}
+        sizes: dict[str, Tensor] = {}
         order: list[str] = []
 
         def see(layer: str, output: Any) -> None:
             order.append(layer)
             outputs[layer].append(tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__)
+            if isinstance(output, Tensor):
+                sizes[layer] = output.float().square().mean().sqrt()
 
         with torch.no_grad():
             with watching(self.module, inner, see):
-                images = self._images(latents, {})
-            again = self._images(latents, {})
+                drawn = self._drawn(latents, {})
+            images, again = self._finished(drawn, None), self._images(latents, {})
         for layer, found in outputs.items():
             if len(found) != 1:
                 raise LayerError(not_once(layer, len(found)))
@@ -392,17 +419,34 @@ class Generator:
             raise GeneratorError(
                 f"generator {self.name!r} draws NaN or infinity; are its weights loaded, and was it trained in this precision?"
             )
-        apart = (images - again).abs().max().item()
-        if not apart <= 64 * torch.finfo(_coarsest(self.module)).eps * max(1.0, images.abs().max().item()):
+        apart, step = (images - again).abs().max().item(), torch.finfo(_coarsest(self.module)).eps
+        # In half precision 64 steps are more than much noise; in single, a few are what parallel sums differ by.
+        room = max(4 * step, 64 * min(step, torch.finfo(torch.float32).eps))
+        if not apart <= room * max(1.0, images.abs().max().item()):
             raise GeneratorError(
                 f"generator {self.name!r} draws another image each time from the same latents (apart by {apart:.2g}): fix its noise, such as "
                 "keywords={'noise_mode': 'const'}, or say seeded=True, which fixes the noise by item and costs a pass an image"
             )
+        if self._shapes is None:
+            with torch.no_grad():
+                for layer in inner:
+                    self._check_moves(latents, drawn, layer, outputs[layer][0], sizes[layer].item())
         return {
             LATENT: tuple(joined(latents.latents).shape[1:]),
             **{layer: tuple(found[0][1:]) for layer, found in outputs.items()},
             IMAGE: tuple(images.shape[1:]),
         }
+
+    def _check_moves(self, latents: Latents, drawn: Tensor, layer: str, shape: tuple[int, ...], size: float) -> None:
+        """Raise where a perturbation of a layer, of its activation's size or a hundred times that, leaves every bit of what is drawn."""
+        moved = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * (size if 0 < size < inf else 1.0)
+        if all(
+            torch.equal(self._drawn(latents, {layer: factor * moved}), drawn) for factor in (1, 100, -100)
+        ):  # a ReLU that follows may hide one sign
+            raise LayerError(
+                f"layer {layer!r} cannot be perturbed: adding to what it returns moves no bit of the image. It may work in place while its return is "
+                "dropped, or lead nowhere: name the layer around it or the next one, or leave it out"
+            )
 
     def _settings(self) -> dict[str, Any]:
         names = "latent layers classes label label_keyword values arguments keywords latent_layer method output seeded"
@@ -412,24 +456,20 @@ class Generator:
 class _Backward:
     """Perturbs again for the length of a backward pass, in which torch.utils.checkpoint runs parts of the network a second time.
 
-    Called with the images' gradient, before any of that; closes at the end of the pass, or where that failed, when its graph goes.
+    Called with the images' gradient, before any of that; closes at the end of the pass, or where that failed, when its graph goes or the generator
+    is next taken into use or let go. So nothing that stays may hold it: not the hooks either.
     """
 
     def __init__(self, generator: Generator, inside: Mapping[str, Tensor]) -> None:
         self.generator, self.inside, self.stack = generator, inside, contextlib.ExitStack()
 
     def __call__(self, slope: Tensor) -> None:
+        self.close()  # where an earlier pass through this graph failed
         self.generator.passes.backwards += len(slope)
         self.generator._open.add(self)
-        self.stack.enter_context(self.generator.in_use())
-        self.stack.enter_context(self.generator._perturbing(self.inside, self.alone))
+        self.stack.enter_context(self.generator._held.in_use())
+        self.stack.enter_context(self.generator._perturbing(self.inside, self.generator._check_alone))
         torch.autograd.Variable._execution_engine.queue_callback(self.close)
-
-    def alone(self, layer: str) -> None:
-        if len(self.generator._open) > 1:
-            raise LayerError(
-                f"layer {layer!r} is checkpointed and images of several calls are in one backward pass: differentiate each by itself"
-            )
 
     def close(self) -> None:
         self.stack.close()
@@ -483,16 +523,19 @@ class _Moments:
 
 
 def _scale(layer: str, deviation: Tensor, per: str) -> Any:
-    still = int((deviation == 0).sum())
+    still, neurons = int((deviation == 0).sum()), deviation.numel()
+    if still == neurons:
+        if neurons:  # latents of whole numbers have none that could vary
+            warnings.warn(
+                f"layer {layer!r} never varies: its scale is set to 1, its activation's own unit", RobustnessWarning, stacklevel=3
+            )
+        deviation = torch.ones_like(deviation)
+    elif still and per == "neuron":
+        message = f"{still} of {neurons} neurons of layer {layer!r} never vary: their scale is 0, so they are not moved"
+        warnings.warn(message, RobustnessWarning, stacklevel=3)
     if per == "neuron":
-        if still:
-            message = f"{still} of {deviation.numel()} neurons of layer {layer!r} never vary: their scale is 0, so they are not moved"
-            warnings.warn(message, RobustnessWarning, stacklevel=3)
         return deviation.float()
-    if still == deviation.numel():
-        warnings.warn(f"layer {layer!r} never varies: its scale is set to 1, its activation's own unit", RobustnessWarning, stacklevel=3)
-        return 1.0
-    return deviation.square().mean().sqrt().item()
+    return deviation.square().mean().sqrt().item() if neurons else 1.0
 
 
 def _nothing(returned: Any) -> Any:

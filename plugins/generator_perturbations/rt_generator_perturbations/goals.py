@@ -231,13 +231,14 @@ class Breakaway(Goal):
         """See ``Goal.objective``."""
         bank = _bank_of(self)
         others = bank.take(range(len(bank))).to(clean)
-        return Objective(lambda outputs, clean: self.loss(outputs, clean, others), {"clean": clean})
+        own = torch.stack([(others == one).all(1) for one in clean])  # an item that is in the bank itself, or a copy, is no other
+        return Objective(lambda outputs, clean, own: self.loss(outputs, clean, others, own), {"clean": clean, "own": own})
 
-    def loss(self, outputs: Tensor, clean: Tensor, others: Tensor) -> Tensor:
-        """outputs, clean: [batch, dim], others: [bank, dim] -> [batch]"""
+    def loss(self, outputs: Tensor, clean: Tensor, others: Tensor, own: Tensor) -> Tensor:
+        """outputs, clean: [batch, dim], others: [bank, dim], own: [batch, bank], which are the item itself -> [batch]"""
         divergence = find_divergence(self.divergence)
         with torch.no_grad():  # the gradient of a minimum is that of the least
-            nearest = pairwise(divergence, others, outputs).argmin(0)
+            nearest = pairwise(divergence, others, outputs).masked_fill(own.T, torch.inf).argmin(0)
         return divergence(others[nearest], outputs) - divergence(clean, outputs)
 
 

@@ -49,6 +49,7 @@ class Item:
     clean, perturbed: [channel, height, width] in [0, 1], one or three channels; perturbed is None where no perturbation reached the
     target: such an item has magnitude inf, and only its clean picture is judged, since it counts among all items.
     label: the name of the class that the clean picture was drawn from, as judges read it.
+    victim_fingerprint: of the victim (``Encoder.fingerprint``), by which it is known whatever it is called; "" where it is not known.
 
     Raises:
         ValueError: pictures of another shape or range, or a magnitude that does not belong to them.
@@ -61,6 +62,7 @@ class Item:
     magnitude: float = inf
     victim: str = ""
     group: str = ""
+    victim_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         pixels = [_pixels(self.clean, f"clean picture of item {self.id!r}")]
@@ -130,7 +132,8 @@ def labelling_sheet(
         raise ValueError(f"judges is {judges}; at least one is needed, and the paper has five")
     questions = {label: _asked(question, label) for label in dict.fromkeys(item.label for item in chosen)}
     listed, shown = _listed(chosen)
-    sheet: dict[str, Any] = {"format": _FORMAT, "judges": judges, "seed": seed, "order": _ORDER, "questions": questions, **listed}
+    said = {"order": _ORDER, "instructions": instructions, "questions": questions}
+    sheet: dict[str, Any] = {"format": _FORMAT, "judges": judges, "seed": seed, **said, **listed}
     sheet["sheet"] = _fingerprint(sheet)
     page = {
         "sheet": sheet["sheet"],
@@ -212,7 +215,8 @@ def judge_votes(
 
     A stand-in, and named so in the column ``judged_by``: it errs as classifiers do, on what it was not trained on most of all, and a
     perturbation that misleads the victim may mislead it as well, which then counts as a class that was not kept. Several judges vote by the
-    rule for people. It must not be one of the victims, which see another class by construction.
+    rule for people. It must not be one of the victims, which see another class by construction: one is known by its name, and by its fingerprint
+    where items have it. The same network wrapped with other settings has another one.
 
     Args:
         items: as for ``labelling_sheet``, of one shape.
@@ -234,7 +238,11 @@ def judge_votes(
             close = get_close_matches(item.label, classes, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"the judge knows {', '.join(classes)}"
             raise ValueError(f"item {item.id!r} has label {item.label!r}; {known}")
-    if victims := {item.victim for item in chosen} & {one.name for one in panel}:
+    known_victims = {item.victim_fingerprint for item in chosen} - {""}
+    victims = {item.victim for item in chosen} & {one.name for one in panel}
+    if known_victims:
+        victims |= {one.name for one in panel if one.fingerprint in known_victims}
+    if victims:
         raise ValueError(
             f"judge {min(victims)!r} is a victim too; it was led to another class by construction: take a classifier that nothing was searched against"
         )

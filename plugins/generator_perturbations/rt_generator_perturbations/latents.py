@@ -155,10 +155,11 @@ def cast(latents: Any, dtype: torch.dtype | None) -> Any:
 
 
 def joined(latents: Any) -> Tensor:
-    """Return latents as one activation: a tensor as it is, several as their floating parts side by side."""
+    """Return latents as one activation: a tensor as it is, several as their floating parts side by side, if there are any."""
     if isinstance(latents, Tensor):
         return latents
-    return torch.cat([part.flatten(1) for part in parts_of(latents) if part.is_floating_point()], 1)
+    parts = parts_of(latents)
+    return torch.cat([part.flatten(1) for part in parts if part.is_floating_point()] or [parts[0].reshape(len(parts[0]), -1)[:, :0]], 1)
 
 
 def moved(latents: Any, perturbation: Tensor) -> Any:

@@ -96,6 +96,8 @@ def not_once(layer: str, times: int) -> str:
 
 def add(layer: str, activation: Tensor, perturbation: Tensor) -> Tensor:
     """Return activation + perturbation, which must have its shape and is cast to it."""
+    if not (activation.is_floating_point() or activation.is_complex()):
+        raise LayerError(f"layer {layer!r} holds whole numbers, which cannot be perturbed: perturb another layer, such as what embeds them")
     if perturbation.shape != activation.shape:
         shapes = f"{list(perturbation.shape)}; its activation has {list(activation.shape)}"
         raise LayerError(f"the perturbation of layer {layer!r} has shape {shapes}: give one value a neuron and image")

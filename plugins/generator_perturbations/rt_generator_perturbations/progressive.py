@@ -13,6 +13,9 @@ from rt_core.weights import load_weights, state_dict_of
 
 __all__ = ["ProgressiveGAN", "read_progressive_gan"]
 
+# Whether images end in a tanh, by the loss that pytorch_GAN_zoo trained with.
+_TANH = {"WGANGP": False, "Logistic": False, "MSE": True, "DCGAN": True}
+
 
 class ProgressiveGAN(nn.Module):
     """A progressive GAN's generator after its training: every scale is in use and none is blended with the one below.
@@ -28,7 +31,7 @@ class ProgressiveGAN(nn.Module):
         channels: of the images.
         leak: of the leaky ReLU.
         equalized: whether layers are multiplied by He's constant where they run (their biases too, as in pytorch_GAN_zoo), weights of size 1.
-        tanh: whether images end in a tanh; the Wasserstein ones do not.
+        tanh: whether images end in a tanh; those trained by a Wasserstein or a logistic loss do not.
     """
 
     def __init__(
@@ -106,7 +109,8 @@ def read_progressive_gan(path: str | Path, *, average: bool = True) -> Progressi
     average: take the moving average of the training's weights where the checkpoint has it, as its authors advise.
 
     Raises:
-        ValueError: this is no such checkpoint, or of a network that this one is not: with attributes as classes, or still being blended.
+        ValueError: this is no such checkpoint, or of a network that this one is not: with attributes as classes, still being blended, without the
+            normalization of channels, or trained by a loss that pytorch_GAN_zoo does not have.
     """
     with torch.serialization.safe_globals([_Config]):
         loaded = load_weights(path)
@@ -127,6 +131,13 @@ def read_progressive_gan(path: str | Path, *, average: bool = True) -> Progressi
         )
     if config.get("alpha"):
         raise ValueError(f"{path} blends two scales (alpha is {config['alpha']:g}); take a checkpoint from the end of a scale's training")
+    if not config.get("perChannelNormalization", True):
+        raise ValueError(f"{path} has perChannelNormalization off; only networks that normalize are read: wrap this one in a Generator")
+    if (criterion := config.get("lossCriterion", "WGANGP")) not in _TANH:
+        raise ValueError(
+            f"{path} was trained by the loss {criterion!r}, so whether its images end in a tanh is unknown; expected {', '.join(_TANH)}: "
+            "make a ProgressiveGAN(…, tanh=…), load the weights, and wrap it in a Generator"
+        )
     top = max(scales)
     images = {name: weights.pop(name) for name in list(weights) if name.startswith("toRGB.")}
     weights |= {name.replace(f"toRGB.{top}", "to_rgb"): weight for name, weight in images.items() if name.startswith(f"toRGB.{top}.")}
@@ -136,7 +147,7 @@ def read_progressive_gan(path: str | Path, *, average: bool = True) -> Progressi
         channels=weights["to_rgb.layer.weight"].shape[0],
         leak=config.get("leakyReluLeak", 0.2),
         equalized=config.get("equalizedlR", True),
-        tanh=config.get("lossCriterion", "WGANGP") != "WGANGP",
+        tanh=_TANH[criterion],
     )
     try:
         network.load_state_dict(weights)

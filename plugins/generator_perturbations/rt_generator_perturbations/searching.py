@@ -100,6 +100,8 @@ class Coordinates:
             raise ValueError("no layer is chosen; give at least one")
         if missing := [layer for layer in shapes if layer not in scales]:
             raise ValueError(f"scales lack {', '.join(map(repr, missing))}; give one for each layer, such as generator.scales() does")
+        if norm not in NORMS:
+            raise ValueError(f"norm is {norm!r}; expected one of {', '.join(map(repr, NORMS))}")
         self.shapes = {layer: tuple(shape) for layer, shape in shapes.items()}
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.size, self.norm = sum(self.sizes), norm
@@ -107,6 +109,10 @@ class Coordinates:
         self._neurons: dict[str, Tensor] = {}
         for layer in shapes:
             scale = torch.as_tensor(scales[layer], dtype=torch.float32)
+            if scale.ndim and tuple(scale.shape) != self.shapes[layer]:
+                raise ValueError(
+                    f"the scale of layer {layer!r} has shape {list(scale.shape)}; expected one number, or one for each neuron, {list(self.shapes[layer])}"
+                )
             if not bool(((scale >= 0) & scale.isfinite()).all()) or not bool((scale > 0).any()):
                 raise ValueError(
                     f"the scale of layer {layer!r} is in {scale.min():g} to {scale.max():g}; expected finite numbers of at least 0, not all 0"

@@ -34,7 +34,7 @@ def probe_accuracy(probe: Probe, representations: Tensor, labels: Tensor | Seque
         raise ValueError(
             f"k is {k}, and the probe has {logits.shape[1]} classes, so that top-{k} says nothing; give more classes, or take top-1"
         )
-    classes, wanted = probe.classes.on(logits.device), torch.as_tensor(labels, device=logits.device)
+    classes, wanted = probe.classes.on(logits.device), torch.as_tensor(labels, device=logits.device).long()
     strange = wanted[~torch.isin(wanted, classes)].unique().tolist()
     if strange:
         named = ", ".join(map(str, strange[:_FEW])) + (", …" if len(strange) > _FEW else "")

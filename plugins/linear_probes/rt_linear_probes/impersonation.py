@@ -1,6 +1,8 @@
 """Impersonation (Petrov & Kwiatkowska 2022, C.10): whether a sample attacked toward one of another group is taken for one of that group."""
 
+import contextlib
 import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +40,7 @@ __all__ = [
 Groups = tuple[tuple[str, tuple[int, ...]], ...]
 
 _OUTSIDE = torch.iinfo(torch.int64).min  # stands for the group of a label that is in none
-_COPY = re.compile(r"#\d+$")
+_COPY = re.compile(r"#(?:[2-9]|[1-9]\d+)$")
 _COLUMNS = ["encoder", "attack", "step", "metric", "direction", "successes", "n", "rate", "low", "high", "left_out"]
 _GAP, _SMALLEST = 2, 96  # pixels between the pictures of a grid, and the least size of one of them
 
@@ -179,8 +181,8 @@ class ImpersonationRate(_Impersonation):
 class NeighborImpersonationRate(_Impersonation):
     """Whether the nearest clean neighbor of a sample that was attacked toward one of another group is of that group: needs no probe.
 
-    The neighbor is the nearest row of the bank other than the sample itself (and copies of it, whose ids end in ``#2``, …). Only pairs of
-    which both clean sides have a nearest neighbor of their own group count. Labels say which group a row is of;
+    The neighbor is the nearest row of the bank other than the sample itself (and copies of it, whose ids are the sample's and ``#2``, …).
+    Only pairs of which both clean sides have a nearest neighbor of their own group count. Labels say which group a row is of;
     ``impersonation_pairs`` of two folders makes them.
 
     Args:
@@ -363,14 +365,22 @@ def _checked_groups(groups: Any) -> Groups:
     given = {} if groups is None else dict(groups)
     if len(given) < 2:
         raise ValueError(f"groups are {groups!r}; give the classes of two, such as {{'cat': range(281, 294), 'dog': range(151, 275)}}")
-    known = {name: (classes,) if isinstance(classes, int) else tuple(classes) for name, classes in given.items()}
+    known = {name: _whole_numbers(classes) for name, classes in given.items()}
     for name, classes in known.items():
-        if not classes or not all(isinstance(one, int) for one in classes):
-            raise ValueError(f"group {name!r} has classes {classes!r}; expected whole numbers, at least one")
+        if not classes:
+            raise ValueError(f"group {name!r} has classes {given[name]!r}; expected whole numbers, at least one")
     for (name, classes), (other, more) in itertools.combinations(known.items(), 2):
         if shared := {*classes} & {*more}:
             raise ValueError(f"class {min(shared)} is in groups {name!r} and {other!r}; a class belongs to one")
     return tuple(known.items())
+
+
+def _whole_numbers(classes: Any) -> tuple[int, ...]:
+    """Return one class or several as a tuple, empty if they are no whole numbers."""
+    for read in (lambda: (operator.index(classes),), lambda: tuple(map(operator.index, classes))):
+        with contextlib.suppress(TypeError):
+            return read()
+    return ()
 
 
 def _group_of(labels: Tensor, groups: Groups | None) -> Tensor:
@@ -399,10 +409,16 @@ def _nearest_other(queries: Tensor, ids: Sequence[str], bank: Bank, divergence: 
 
     queries: [n, dim] -> [n]
     """
-    names = [_COPY.sub("", one) for one in bank.ids]
+    known = {*bank.ids, *ids}
+
+    def original(one: str) -> str:
+        found = _COPY.sub("", one)
+        return found if found in known else one  # else what ends in #2 is no copy, but called so
+
+    names = [*map(original, bank.ids)]
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     rows_of = torch.tensor([number[name] for name in names])
-    own = [_COPY.sub("", one) for one in ids]
+    own = [*map(original, ids)]
     copies = Counter(names)
     _, rows = bank.nearest(queries, 1 + max(copies[name] for name in own), torch.full((len(own),), -1), divergence)
     others = rows_of[rows] != torch.tensor([number.get(name, -1) for name in own])[:, None]

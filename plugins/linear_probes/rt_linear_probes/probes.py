@@ -1,12 +1,14 @@
 """A linear probe: the class that a frozen encoder's representation is read as, learned on labelled samples that are not measured."""
 
+import inspect
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.errors import MissingLabels, RobustnessWarning
+from rt_core.fingerprints import fingerprint
 from rt_core.perturbing import check_batch, progress_bar, represent_rows
 from rt_core.randomness import SampleRandom, stream
 from rt_core.shapes import check_shape
@@ -23,7 +26,7 @@ from rt_core.views import crop_and_flip
 from rt_linear_probes.frequencies import lowpass
 from rt_linear_probes.regression import descend, logistic_regression
 
-__all__ = ["LinearProbe", "Probe", "ProbeLoss", "as_probe", "fit_probe"]
+__all__ = ["LinearProbe", "Probe", "ProbeLoss", "as_probe", "check_flag", "encoder_print", "fit_probe"]
 
 _VIEWS = ("plain", "lowpass", "noise")
 _RECIPES = ("regression", "paper")
@@ -37,7 +40,9 @@ _READ = 256  # samples that are read and cropped together, whatever the batch, o
 _FEW = 5  # classes that are named
 _TENSORS = ("weight", "bias", "classes")
 _MARK = "rt_probe"
+_COMPILED = "_orig_mod"
 _CPU = torch.device("cpu")
+_PRINTS: WeakKeyDictionary[Encoder, tuple[str, str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +53,11 @@ class Probe:
     samples, of every class and of whole groups where the dataset has them, is kept apart to choose by: nothing is ever chosen on samples
     that are reported.
 
-    The recipe ``"regression"`` needs no tuning: representations of the training samples are made once and held in memory, standardized;
-    the minimum of cross-entropy with weight decay is found on nine tenths for decays of 1 to 1e-6, that with the least cross-entropy on
-    the last tenth is taken, and the minimum found again on all. ``"paper"`` is that of Petrov & Kwiatkowska 2022 (section 7): SGD, momentum
-    0.9, no weight decay, weights from N(0, 0.01), random crops and mirroring of pictures, the epoch that is best on the last tenth.
+    The recipe ``"regression"`` needs no tuning: representations of the training samples are made once and held in memory (13 bytes a
+    number while they are made, then 8), standardized; the minimum of cross-entropy with weight decay is found on nine tenths for decays
+    of 1 to 1e-6, that with the least cross-entropy on the last tenth is taken, and the minimum found again on all. ``"paper"`` is that of
+    Petrov & Kwiatkowska 2022 (section 7): SGD, momentum 0.9, no weight decay, weights from N(0, 0.01), random crops and mirroring of
+    pictures, the epoch that is best on the last tenth.
 
     Args:
         view: how the probe sees inputs, when it is fitted and whenever it is used: ``"plain"``, as they are; ``"lowpass"``, see
@@ -64,7 +70,7 @@ class Probe:
         epochs, minibatch, rate, drops: of the paper's recipe; ``rate`` falls to a tenth at each of ``drops``.
         augment: crop and mirror pictures (paper's recipe). Without, plain and low-pass representations are made once.
         weight, bias, classes: once fitted, [classes, dim], [classes] and the labels that they stand for, as the dataset has them.
-        encoder_name, encoder_fingerprint: which encoder it was fitted on.
+        encoder_name, encoder_fingerprint: which encoder it was fitted on, see ``encoder_print``.
         chosen: the weight decay or the epoch that was chosen; selection_accuracy: with it on the samples to choose by; about: the rest in words.
 
     Raises:
@@ -105,6 +111,12 @@ class Probe:
         check_number("share", self.share)
         if not 0 < self.share <= 0.5:
             raise ValueError(f"share is {self.share:g}; expected a share of the training samples to choose by, in (0, 0.5], such as 0.1")
+        for name in ("clip", "augment"):
+            check_flag(name, getattr(self, name))
+        if not isinstance(self.drops, (tuple, list)) or not all(isinstance(one, int) and not isinstance(one, bool) for one in self.drops):
+            raise ValueError(
+                f"drops is {self.drops!r}; expected the epochs from which on the rate is a tenth, whole numbers such as (15, 20)"
+            )
         object.__setattr__(self, "drops", tuple(self.drops))
         found = [getattr(self, name) for name in ("weight", "bias", "classes")]
         if any(part is None for part in found):
@@ -170,10 +182,10 @@ class Probe:
             return encoder.clip(noisy) if self.clip else noisy
         return inputs
 
-    def check(self, encoder: Encoder, fingerprint: str | None = None) -> None:
-        """Raise ValueError unless the probe is fitted, and on this encoder; ``fingerprint``: the encoder's, where it is known already."""
+    def check(self, encoder: Encoder) -> None:
+        """Raise ValueError unless the probe is fitted, and on this encoder, on whatever device: see ``encoder_print``."""
         self._tensor("weight", _CPU)
-        theirs = fingerprint or encoder.fingerprint
+        theirs = encoder_print(encoder)
         if self.encoder_fingerprint != theirs:
             raise ValueError(
                 f"this probe was fitted on encoder {self.encoder_name!r} (fingerprint {self.encoder_fingerprint}), and encoder "
@@ -204,7 +216,7 @@ class Probe:
             )
         apart = _apart(targets.tolist(), samples, random.seed, self.share)
         crop = self.recipe == "paper" and self.augment and samples.inputs([0]).ndim == 4
-        passes = 1 if self.view != "noise" and not crop else self.draws if self.recipe == "regression" else self.epochs
+        passes = self._passes(crop=crop)
         with torch.inference_mode(False), encoder.in_use(), progress_bar(progress, passes * len(samples)) as bar:
             source = _Source(self, encoder, samples, SampleRandom.of(random.seed, samples.ids), check_batch(batch), bar.update, crop)
             found = (_regressed if self.recipe == "regression" else _descended)(source, targets, len(classes), apart, passes)
@@ -214,7 +226,7 @@ class Probe:
                 bias=found.solution[:, -1].clone(memory_format=torch.contiguous_format),
                 classes=classes,
                 encoder_name=encoder.name,
-                encoder_fingerprint=encoder.fingerprint,
+                encoder_fingerprint=encoder_print(encoder),
                 chosen=found.chosen,
                 selection_accuracy=found.accuracy,
                 about=f"{found.about}; {_told(targets, classes, apart)}",
@@ -249,6 +261,11 @@ class Probe:
         probe.check(as_encoder(encoder))
         return probe
 
+    def _passes(self, *, crop: bool) -> int:
+        if self.view != "noise" and not crop:
+            return 1
+        return self.draws if self.recipe == "regression" else self.epochs
+
     def _tensor(self, name: str, device: torch.device) -> Tensor:
         kept = getattr(self, name)
         if kept is None:
@@ -271,6 +288,26 @@ def fit_probe(
     together; options: those of ``Probe``. Raises as ``Probe`` and ``Probe.fit`` do.
     """
     return Probe(view=view, **options).fit(encoder, dataset, random=SampleRandom.of(seed, []), batch=batch, progress=progress)
+
+
+def encoder_print(encoder: Encoder) -> str:
+    """Return a hash of what the numbers of a probe rest on, by which it knows its encoder again.
+
+    Weights, buffers, the classes of modules and how they describe themselves, functions, bounds, normalization and output. Neither the
+    device, ``torch.compile``, nor plain numbers that hang on a module, such as a counter of its calls: they may change while the network
+    stays the same. (So two networks that differ in such a number alone are not told apart.)
+    """
+    whole = encoder.fingerprint  # taken once while the encoder is held in use: then so is this
+    known = _PRINTS.get(encoder)
+    if known is None or known[0] != whole:
+        known = _PRINTS[encoder] = (whole, fingerprint([*_computing(encoder.module), encoder.bounds, encoder.normalize, encoder.output]))
+    return known[1]
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ValueError unless a parameter is True or False: ``"no"`` would be taken for True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; expected True or False")
 
 
 def as_probe(given: Any, **defaults: Any) -> Probe:
@@ -313,6 +350,7 @@ class ProbeLoss:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probe", as_probe(self.probe))
+        check_flag("margin", self.margin)
 
     def __call__(self, encoder: Encoder, batch: Batch, moved: Tensor, random: SampleRandom) -> Tensor:
         """Moved: [batch, *input], with a gradient -> [batch]"""
@@ -333,6 +371,25 @@ class ProbeLoss:
             return sign * (others.amax(1) - logits.gather(1, wanted[:, None]).squeeze(1))
 
         return value
+
+
+def _computing(network: nn.Module) -> Iterator[Any]:
+    """Yield what a network computes by."""
+    for name, module in network.named_modules():
+        if hasattr(module, _COMPILED):  # torch.compile's wrapper, which computes what the module inside it does
+            continue
+        yield _plain(name), type(module), module.extra_repr()
+        yield [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_") and _is_function(value)]
+    for name, weight in [*network.named_parameters(), *network.named_buffers()]:
+        yield _plain(name), weight.detach()
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not inspect.isclass(value)
 
 
 class _Source(NamedTuple):
@@ -378,24 +435,30 @@ class _Found(NamedTuple):
 def _regressed(source: _Source, targets: Tensor, classes: int, apart: Tensor, draws: int) -> _Found:
     every = range(len(source.samples))
     given = torch.cat([source.rows(every, f"draw/{draw}") for draw in range(draws)])
-    place = source.place(exact=True)
-    rows, wanted, out = given.to(place).double(), targets.repeat(draws).to(place), apart.repeat(draws).to(place)
+    place, dtype, out = source.place(exact=True), given.dtype, apart.repeat(draws)
+    # Those to choose by last: then both parts are views, and the rows are there once.
+    order, kept = out.long().argsort(stable=True), len(out) - int(out.sum())
+    wanted = targets.repeat(draws)[order].to(place)
+    rows = torch.empty(given.shape, dtype=torch.float64, device=place)
+    for into, some in zip(rows.split(_READ), order.split(_READ), strict=True):
+        into.copy_(given[some])
+    del given
     mean, deviation = rows.mean(0), rows.std(0, correction=0)
     deviation[deviation <= _CONSTANT * mean.abs()] = 1  # a number that is the same for all samples tells nothing
-    rows = rows.sub_(mean).div_(deviation)
+    rows.sub_(mean).div_(deviation)
     penalty, accuracy, best = _UNCHOSEN, None, None
-    if out.any():
+    if kept < len(rows):
         solution, least, worse = None, torch.inf, 0
         for one in _PENALTIES:
-            solution = logistic_regression(rows[~out], wanted[~out], classes, penalty=one, start=solution, slope=_ROUGHLY)
-            logits = rows[out] @ solution[:, :-1].T + solution[:, -1]
-            if (loss := cross_entropy(logits, wanted[out]).item()) < least:
-                penalty, least, best, accuracy, worse = one, loss, solution, _accuracy(logits, wanted[out]), 0
+            solution = logistic_regression(rows[:kept], wanted[:kept], classes, penalty=one, start=solution, slope=_ROUGHLY)
+            logits = rows[kept:] @ solution[:, :-1].T + solution[:, -1]
+            if (loss := cross_entropy(logits, wanted[kept:]).item()) < least:
+                penalty, least, best, accuracy, worse = one, loss, solution, _accuracy(logits, wanted[kept:]), 0
             elif (worse := worse + 1) == _PATIENCE:
                 break
     solution = logistic_regression(rows, wanted, classes, penalty=penalty, start=best)
     weight = solution[:, :-1] / deviation
-    raw = torch.cat([weight, (solution[:, -1] - weight @ mean)[:, None]], dim=1).to(_CPU, given.dtype)
+    raw = torch.cat([weight, (solution[:, -1] - weight @ mean)[:, None]], dim=1).to(_CPU, dtype)
     told = f"weight decay {penalty:g} (of standardized representations)" + (f", {draws} draws of noise" * (draws > 1))
     return _Found(raw, penalty, accuracy, f"{told}; representations made once")
 
@@ -443,10 +506,12 @@ def _labels(samples: Samples) -> Tensor:
         raise MissingLabels(
             f"a probe learns from labels, and the training samples ({samples.name!r}) have none; give train= a dataset with labels"
         )
+    if strange := next((one for one in labels if isinstance(one, (str, bytes))), None):
+        raise ValueError(f"labels are strings, such as {strange!r}; number the classes 0 … k-1")
     found = torch.as_tensor(labels)
-    if found.dtype == torch.bool or found.is_floating_point() or found.ndim != 1:
+    if found.is_floating_point() or found.ndim != 1:
         raise ValueError(f"labels are {found.dtype} of shape {list(found.shape)}; expected one whole number a sample")
-    return found.long()
+    return found.long()  # False and True are classes 0 and 1
 
 
 def _apart(targets: Sequence[int], samples: Samples, seed: int, share: float) -> Tensor:

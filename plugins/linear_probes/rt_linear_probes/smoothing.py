@@ -17,7 +17,7 @@ from rt_core.perturbing import check_batch, progress_bar
 from rt_core.randomness import SampleRandom
 from rt_core.smoothing import Draws
 from rt_core.traces import Context, Rows, Trace, check_number, check_radii, check_whole
-from rt_linear_probes.probes import Probe, as_probe
+from rt_linear_probes.probes import Probe, as_probe, check_flag
 
 __all__ = [
     "CertifiedAccuracy",
@@ -119,12 +119,13 @@ class SmoothedPrediction:
     """What a smoothed classifier says of some inputs; every tensor is whole, on the CPU, also where it abstained.
 
     Args:
-        predicted: [n], the class, -1 where it abstained.
+        predicted: [n], the class, -1 where it abstained; a class may be called -1 too, so ``abstained`` says where it did.
         top: [n], the class that was selected, also where it abstained.
         abstained: [n], bool.
         radius: [n], float64: the certified l2 radius, in the units of the encoder's bounds; 0 where it abstained.
         lower: [n], float64: the lower bound of the probability of ``top``.
-        votes: [n, classes], how many of the draws that were counted got each class, classes in the order of the logits.
+        votes: [n, classes], how many of the draws that were counted got each class, classes in the order of the logits; a draw whose
+            logits or representation are not numbers (NaN) is counted for none.
     """
 
     predicted: Tensor
@@ -175,8 +176,7 @@ class RandomizedSmoothing:
         _check_sigma(self.sigma)
         for name in ("selection_draws", "certify_draws"):
             check_whole(name, getattr(self, name))
-        if not isinstance(self.clip, bool):
-            raise ValueError(f"clip is {self.clip!r}; expected True or False")
+        check_flag("clip", self.clip)
         if (needed := draws_needed(self.alpha)) > self.certify_draws:
             raise ValueError(
                 f"certify_draws is {self.certify_draws}; at alpha {self.alpha:g} not even as many votes for one class certify anything: "
@@ -428,13 +428,19 @@ def _predicted(
     from scipy.stats import binomtest
 
     votes = _votes(draws, "predict", count, probe, tick)
-    first, second = votes.sort(descending=True).values[:2].tolist()
-    unclear = torch.tensor(binomtest(first, first + second).pvalue > smoothing.alpha)
+    nobody = count - int(votes.sum())  # an answer as any other, but none to predict
+    first, *others = votes.sort(descending=True).values.tolist()
+    second = max(others[0], nobody)
+    unclear = torch.tensor(second >= first or binomtest(first, first + second).pvalue > smoothing.alpha)
     return _answer(votes.argmax(), unclear, votes, probe, lower=torch.tensor(0.0).double(), radius=torch.tensor(0.0).double())
 
 
 def _votes(draws: Draws, purpose: str, count: int, probe: Probe | None, tick: Callable[[int], Any]) -> Tensor:
-    """Count the classes of draws: [classes], int64."""
+    """Count the classes of draws, of those that get none no one: [classes], int64."""
+    if probe is not None and probe.classes is not None and len(classes := probe.classes.on(torch.device("cpu"))) < 2:
+        raise ValueError(
+            f"the probe has one class, {classes.item()}, and a class is one of two at least; fit it on samples of two classes or more"
+        )
     votes = torch.zeros((), dtype=torch.long)
     for representations in draws.chunks(purpose, count):
         logits = representations if probe is None else probe.logits(representations)
@@ -442,7 +448,8 @@ def _votes(draws: Draws, purpose: str, count: int, probe: Probe | None, tick: Ca
             raise ShapeError(
                 "the model gives 1 logit, and a class is one of two at least; give two logits, such as torch.cat([-logit, logit], 1)"
             )
-        votes = votes + logits.argmax(1).bincount(minlength=logits.shape[1])
+        told = ~logits.isnan().any(1) & (True if probe is None else representations.isfinite().all(1))
+        votes = votes + logits[told].argmax(1).bincount(minlength=logits.shape[1])
         tick(len(representations))
     return votes
 

@@ -97,6 +97,7 @@ class _Verification:
         key = ("impostor distances", self.divergence, self.pairs)
         if key not in context.shared:
             context.shared[key] = np.sort(impostor_distances(bank, self._measure(context), pairs=self.pairs).numpy())
+        bank.reads += 1  # who takes what is shared rests on the bank as well
         return context.shared[key]
 
     def _threshold(self, bank: Bank, context: Context) -> float:

@@ -314,7 +314,7 @@ def find_loss(loss: Any) -> Loss:
     if name not in LOSSES and ":" not in str(name):
         close = get_close_matches(str(name), LOSSES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no loss is named {name!r}{hint} (there are {', '.join(LOSSES)}, or give a function)")
+        raise ValueError(f"no loss is named {name!r}{hint} (there are {', '.join(LOSSES)}; or give a function, or 'package.module:name')")
     try:
         return (LOSSES.get(name) or _imported(name))(**options)
     except TypeError as error:

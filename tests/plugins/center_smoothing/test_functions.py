@@ -92,6 +92,49 @@ def test_what_has_no_direction_is_infinitely_far():
     assert minimum_enclosing_center(torch.zeros(3, 2), "cosine")[1] == math.inf
 
 
+def without_the_broken(points, divergence):
+    """Brute force in which what is not finite is infinitely far from all."""
+    finite = points.isfinite().all(1)
+    placed = points.double() / (torch.linalg.vector_norm(points.double(), dim=1, keepdim=True) if divergence == "cosine" else 1)
+    apart = pairwise("l2" if divergence == "cosine" else divergence, placed, placed)
+    apart[~finite], apart[:, ~finite] = math.inf, math.inf
+    radii = apart.sort(dim=1).values[:, (len(points) + 1) // 2 - 1]
+    least = radii.min().item()
+    return int(radii.argmin()), least**2 / 2 if divergence == "cosine" and math.isfinite(least) else least
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.integers(1, 30),
+    broken=st.integers(0, 20),
+    value=st.sampled_from([math.inf, -math.inf, math.nan, 1e200]),
+    whole=st.booleans(),
+    divergence=st.sampled_from(METRICS),
+)
+def test_points_that_are_not_finite_are_infinitely_far_and_no_center(seed, count, broken, value, whole, divergence):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, 3, generator=generator, dtype=torch.float64) + 5
+    rows = torch.randperm(count, generator=generator)[:broken]
+    points[rows, slice(None) if whole else 1] = value
+    center, radius = minimum_enclosing_center(points, divergence)
+    expected = without_the_broken(points, divergence)
+    if not math.isfinite(expected[1]):
+        assert radius == math.inf
+        assert value == 1e200 or len(rows) == count or center not in rows
+    else:
+        assert (center, radius) == expected
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
+def test_one_point_that_is_not_finite_leaves_the_ball_as_it_is(value):
+    points = torch.randn(21, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points[3, 0] = value
+    center, radius = minimum_enclosing_center(points)
+    assert (center, radius) == without_the_broken(points, "l2")
+    assert center != 3
+    assert 0 < radius < 5
+
+
 @given(seed=st.integers(0, 2**31), count=st.integers(1, 30))
 def test_the_ball_is_at_most_twice_the_smallest_around_any_place(seed, count):
     line = torch.randn(count, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -246,14 +289,21 @@ def test_what_is_kept_is_nowhere_in_the_ball_nearer_than_the_own_point(seed, div
     steps = torch.randn(3000, 3, generator=generator, dtype=torch.float64)
     lengths = torch.linalg.vector_norm(steps, {"l1": 1, "l2": 2, "linf": math.inf}[geometry.norm], dim=1, keepdim=True)
     places = center + distance * steps / lengths * torch.rand(3000, 1, generator=generator, dtype=torch.float64).pow(0.2)
+    if geometry.directions:  # what is represented there is a direction too
+        places = geometry.place(places)
+        places = places[torch.linalg.vector_norm(places - center, dim=1) <= distance]
     to_own, to_others = pairwise(geometry.norm, own[None], places), pairwise(geometry.norm, others, places)
 
     assert kept[-1]  # a copy of the own point
     assert not (to_others < to_own - 1e-9)[kept].any()
-    if geometry.norm == "l2":  # and what is not kept is reached, by going straight there
+    if geometry.norm == "l2":  # and what is not kept is reached, by going straight there, on the sphere by turning there
         for other in others[~kept]:
             toward = (other - own) / torch.linalg.vector_norm(other - own)
             there = center + distance * (1 + 1e-9) * toward
+            if geometry.directions:
+                across = geometry.place((toward - (toward @ center) * center)[None])[0]
+                angle = min(2 * math.asin(min(distance / 2, 1)), math.acos(max(-1.0, min(1.0, (toward @ center).item())))) * (1 + 1e-9)
+                there = math.cos(angle) * center + math.sin(angle) * across
             assert torch.linalg.vector_norm(there - other) < torch.linalg.vector_norm(there - own) + 1e-9
 
 

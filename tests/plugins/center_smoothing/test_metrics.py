@@ -17,7 +17,9 @@ from rt_center_smoothing import (
     CertifiedOutputRadius,
     CertifiedQuantile,
     HalfMassRadius,
+    vote_radius,
 )
+from rt_center_smoothing.geometry import geometry_of
 from rt_core import Bank, Encoder, RobustnessWarning
 from rt_core.neighbors import pairwise
 from rt_core.randomness import SampleRandom
@@ -128,6 +130,86 @@ def test_breakaway_is_the_share_of_others_that_the_ball_reaches():
     assert number(METRICS["certified_breakaway"], trace, bank, context) == (expected / 4, "")
     stranger = replace(trace, ids=("not there",))
     assert number(METRICS["certified_breakaway"], stranger, bank, context) == (expected / 5, "")
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_what_directions_a_ball_reaches_is_what_random_directions_in_it_reach(dim):
+    """Cosine: another sample is in reach where some unit vector in the ball is strictly nearer to it, and only there."""
+    cosine, generator = geometry_of("cosine"), torch.Generator().manual_seed(dim)
+    # A sphere's points, close to one another: in the plane every thousandth of a degree.
+    angles = torch.arange(360_000, dtype=torch.float64) * (math.pi / 180_000)
+    sphere = torch.stack([angles.cos(), angles.sin()], 1) if dim == 2 else torch.randn(400_000, 3, generator=generator, dtype=torch.float64)
+    sphere = cosine.place(sphere)
+    exact, between = {True: 0, False: 0}, 0
+    for _ in range(60):
+        center, own, other = cosine.place(torch.randn(3, dim, generator=generator))
+        nearer = torch.linalg.vector_norm(sphere - other, dim=1) < torch.linalg.vector_norm(sphere - own, dim=1)
+        least = torch.linalg.vector_norm(sphere - center, dim=1)[nearer].min().item()  # how near a nearer one is
+        height = (center @ (own - other) / (own - other).norm()).item()
+        for distance in (0.9 * least, 0.98 * least, 1.02 * least, 1.1 * least):
+            kept = cosine.keeps(center, distance, own, other[None]).item()
+            if least > 0.1:  # below, the sphere's points are too few to tell
+                assert kept == (distance < least)
+                exact[kept] += 1
+                between += height < distance < least  # where the half-space alone would call it reached
+    assert min(exact.values()) > 20
+    assert between > 5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_copy_that_is_not_finite_is_a_vote_against_the_sample(value, monkeypatch):
+    trace, _, context = reading()
+    far = Bank(torch.cat([trace.clean, trace.clean + 100]), ids=["0", "1"])
+    unbroken = METRICS["certified_neighbor_radius"]
+    for count, note in ((0, ""), (500, ""), (1_024, "abstained"), (2_000, "abstained")):
+        rows = trace.clean.repeat(2_000, 1)
+        rows[:count, 0] = value
+        monkeypatch.setattr(Draws, "chunks", lambda draws, purpose, asked, rows=rows: iter(rows.split(1024)))
+        radius, why = number(unbroken, trace, far, context)
+        expected = vote_radius(2_000 - count, 2_000, sigma=0.25, alpha=0.005)
+        assert (radius, why) == (pytest.approx(expected, nan_ok=True), note)
+
+
+def test_a_sample_on_which_the_encoder_breaks_at_times_has_its_rows():
+    class Breaking(torch.nn.Module):
+        def forward(self, inputs):
+            values = inputs.flatten(1)[:, :8]
+            return values.where((values > -0.5).all(1)[:, None], torch.nan)
+
+    encoder = Encoder(Breaking(), name="breaking")
+    metrics = {name: replace(metric, sigma=0.25) for name, metric in METRICS.items()}
+    results = rt.run(plan(metrics, encoder), progress=False)
+    rows = results.frame.pivot(index="sample", columns="metric", values="value")
+    assert rows.shape == (6, len(METRICS))
+    assert not results.manifest["errors"]
+    assert rows["half_mass_radius"].notna().all()
+    assert (results.summary()["n"] == 6).all()
+    # All numbers are those of an encoder that sends such inputs very far away.
+    away = Encoder(lambda inputs: (one := inputs.flatten(1)[:, :8]).where((one > -0.5).all(1)[:, None], 1e9), name="away")
+    other = rt.run(plan(metrics, away), progress=False).frame.pivot(index="sample", columns="metric", values="value")
+    for name in ("half_mass_radius", "certified_half_mass_radius", "certified_neighbor_radius"):
+        assert rows[name].tolist() == pytest.approx(other[name].tolist(), nan_ok=True)
+
+
+def test_draws_too_few_for_half_of_the_mass_are_warned_of_and_not_made():
+    with pytest.warns(
+        RobustnessWarning,
+        match="certify_draws is 8, and with rank 'hoeffding' no certificate is possible at any input_radius, .* it takes certify_draws at least 11$",
+    ):
+        metric = HalfMassRadius(sigma=0.25, center_draws=50, certify_draws=8, rank="hoeffding")
+    read = reading()
+    assert number(metric, *read) == (pytest.approx(math.nan, nan_ok=True), "no certificate")
+    assert (read[2].encoder.passes.forwards, metric.passes) == (0, (0, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert HalfMassRadius(sigma=0.25, center_draws=50, certify_draws=11, rank="hoeffding").passes == (61, 0)
+        assert HalfMassRadius(sigma=0.25, center_draws=50, certify_draws=8).passes == (58, 0)
+
+
+def test_flags_are_true_or_false():
+    for name in METRICS:
+        with pytest.raises(ValueError, match="clip is 'false'; expected True or False"):
+            replace(METRICS[name], clip="false")
 
 
 @pytest.mark.parametrize("divergence", ["l2", "cosine", "kl"])

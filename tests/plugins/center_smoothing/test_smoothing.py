@@ -255,6 +255,39 @@ def test_without_directions_there_is_no_certificate_of_cosine():
         assert (found["reason"], math.isnan(found["radius"])) == ("no certificate", True)
 
 
+@pytest.mark.parametrize("divergence", ["l1", "l2", "linf", "cosine"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("parity", [False, True])
+def test_a_draw_that_is_not_finite_is_infinitely_far(divergence, value, parity):
+    geometry, generator = geometry_of(divergence), torch.Generator().manual_seed(0)
+    rank = "hoeffding" if parity else "binomial"
+    smoothing = CenterSmoothing(**FEW | {"input_radius": 0.05}, rank=rank, parity=parity)
+    rows = {purpose: torch.randn(count, 3, generator=generator) + 5 for purpose, count in (("center", 1_500), ("check", 1_500))}
+    rows["certify"] = torch.randn(2_000, 3, generator=generator) + 5
+
+    def certified(far, **counts):
+        given_ = {purpose: one.clone() for purpose, one in rows.items()}
+        for purpose, count in counts.items():
+            given_[purpose][:count, 1] = far
+        return smoothing.certificate_of(Measured(Given(**given_), geometry, smoothing), geometry, torch.ones(3) * 5)
+
+    whole, found = (certified(value, **counts) for counts in ({}, {"center": 100, "check": 50, "certify": 200}))
+    assert (whole["reason"], found["reason"]) == ("", "")
+    assert found["center"].isfinite().all()
+    assert found["center_radius"] > whole["center_radius"]
+    assert found["radius"] > whole["radius"]
+    assert found["half_mass_radius"] > whole["half_mass_radius"]
+    # Of draws that are finite and further than all others it would be the same, but for where the center is.
+    if divergence != "cosine":
+        far = certified(1e6, center=100, check=50, certify=200)
+        assert torch.equal(found["center"], far["center"])
+        for name in ("center_radius", "inside", "radius", "half_mass_radius", "certified_half_mass_radius"):
+            assert found[name] == far[name], name
+    for counts, reason in (({"center": 800}, "no certificate"), ({"check": 800}, "abstained"), ({"certify": 1_500}, "no certificate")):
+        none = certified(value, **counts)
+        assert (none["reason"], math.isnan(none["radius"])) == (reason, True)
+
+
 def test_cosine_is_certified_through_the_chord():
     encoder, inputs = tiny_encoder(), tiny_inputs(2)
     smoothing = CenterSmoothing(**FEW)
@@ -362,6 +395,8 @@ def test_the_published_rank_is_never_tighter():
         ({"certify_draws": 1e5}, "certify_draws is 100000.0; expected a whole number"),
         ({"rank": "exact"}, "rank is 'exact'; expected 'binomial' or 'hoeffding'"),
         ({"parity": True}, "say rank='hoeffding' too"),
+        ({"parity": "no"}, "parity is 'no'; expected True or False"),
+        ({"clip": "no"}, "clip is 'no'; expected True or False"),
         ({"candidates": 1_501}, "candidates is 1501; they are taken from the 1500 center draws"),
     ],
 )

@@ -1,7 +1,9 @@
 """Generators: adding by hand, the network's own images bit for bit, hooks that go, layers that cannot be, and draws that belong to their ids."""
 
+import gc
 import json
 import pickle
+import warnings
 
 import pytest
 import scipy.stats
@@ -12,7 +14,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rt_core.errors import RobustnessWarning
-from rt_generator_perturbations import Generator, GeneratorError, Latents, LayerError, Normal, PickedLatents, find_layers
+from rt_generator_perturbations import (
+    Generator,
+    GeneratorError,
+    Latents,
+    LayerError,
+    Normal,
+    PickedLatents,
+    classifier,
+    find_layers,
+    search,
+)
 
 LAYERS = ["fc", "blocks.0", "blocks.1", "blocks.2"]
 
@@ -268,6 +280,100 @@ def test_two_checkpointed_graphs_in_one_backward_pass_are_refused_and_nothing_st
     assert net.training
 
 
+class Breaks(torch.autograd.Function):
+    """Does nothing, and fails on the way back while it is broken."""
+
+    broken = False
+
+    @staticmethod
+    def forward(context, features):
+        return features.clone()
+
+    @staticmethod
+    def backward(context, slope):
+        if Breaks.broken:
+            raise RuntimeError("broken on the way back")
+        return slope
+
+
+def fragile(checkpointed=None):
+    net = network(checkpointed)
+    net.blocks[0].register_forward_hook(lambda part, arguments, output: Breaks.apply(output))
+    return net
+
+
+def state_of(net):
+    """Modes, flags, hooks and statistics."""
+    flags = [part.training for part in net.modules()], [weight.requires_grad for weight in net.parameters()], hooks(net)
+    return *flags, [part.flatten().tolist() for part in net.buffers()]
+
+
+@pytest.mark.parametrize("where", ["in a search", "in use", "twice in use", "alone", "alone, then in use", "alone, and its graph dies"])
+def test_a_backward_pass_that_fails_leaves_nothing_behind(where, monkeypatch):
+    net = fragile()
+    made = generator(net)
+    latents, moved = made.draw(range(3)), perturbations(made, 3, ["fc"])["fc"].requires_grad_()
+    clean, before = made(latents), state_of(net)
+    images = made(latents, {"fc": moved})
+    monkeypatch.setattr(Breaks, "broken", True)
+
+    def fail():
+        with pytest.raises(RuntimeError, match="broken"):
+            images.sum().backward(retain_graph=True)
+
+    if where == "in a search":
+        victim = classifier(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), name="victim")
+        with pytest.raises(RuntimeError, match="broken") as caught:
+            search(made, victim, latents, layers=["fc"], labels=victim(clean).argmax(1))  # of which none is reached at once
+        assert caught.tb  # what failed is still there, its graph too
+    elif where.endswith("in use"):
+        if where == "alone, then in use":
+            fail()
+        with made.in_use():
+            fail()
+            if where == "twice in use":
+                with made.in_use():
+                    fail()
+                assert not net.training  # the outer one goes on
+                assert torch.equal(made(latents), clean)
+    else:
+        fail()
+        if where == "alone":
+            made(latents)
+        else:
+            del images
+            gc.collect()
+    assert state_of(net) == before
+    monkeypatch.setattr(Breaks, "broken", False)
+    inside = []
+    watch = net.out.register_forward_hook(lambda part, arguments, output: inside.append((part.training, part.weight.requires_grad)))
+    assert torch.equal(made(latents), clean)
+    watch.remove()
+    assert inside == [(False, False)]
+    (slope,) = torch.autograd.grad(made(latents, {"fc": moved}).sum(), moved)
+    (right,) = torch.autograd.grad(generator(fragile())(latents, {"fc": moved}).sum(), moved)
+    assert torch.equal(slope, right)
+    assert state_of(net) == before
+
+
+def test_a_backward_pass_that_failed_can_be_tried_again(monkeypatch):
+    net = fragile("not reentrant")
+    made = generator(net, layers=["blocks.1.conv"])
+    latents, moved = made.draw(range(2)), perturbations(made, 2, ["blocks.1.conv"])["blocks.1.conv"].requires_grad_()
+    (right,) = torch.autograd.grad(made(latents, {"blocks.1.conv": moved}).square().sum(), moved)
+    with monkeypatch.context() as broken:
+        broken.setattr(Breaks, "broken", True)
+        earlier = (2 * perturbations(made, 2, ["latent"])["latent"]).requires_grad_()
+        images = made(latents, {"blocks.1.conv": moved, "latent": earlier})
+        with pytest.raises(RuntimeError, match="broken"):
+            images.square().sum().backward(retain_graph=True)
+    (slope,) = torch.autograd.grad(images.square().sum(), moved)
+    (once,) = torch.autograd.grad(made(latents, {"blocks.1.conv": moved, "latent": earlier}).square().sum(), moved)
+    assert torch.equal(slope, once)
+    assert not torch.equal(slope, right)
+    assert hooks(net) == 1
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_layer_inside_a_reentrant_checkpoint_is_refused_and_one_around_it_is_right():
     net = network("reentrant")
@@ -287,13 +393,13 @@ def test_a_layer_inside_a_reentrant_checkpoint_is_refused_and_one_around_it_is_r
 
 
 class Noisy(nn.Module):
-    def __init__(self):
+    def __init__(self, strength=1.0):
         super().__init__()
-        self.fc = nn.Linear(3, 4)
+        self.fc, self.strength = nn.Linear(3, 4), strength
 
     def forward(self, latent, noise=True):
         features = self.fc(latent)
-        return (features + torch.rand_like(features) if noise else features).view(-1, 1, 2, 2)
+        return (features + self.strength * torch.rand_like(features) if noise else features).view(-1, 1, 2, 2)
 
 
 def test_a_generator_with_noise_of_its_own_is_refused_with_the_remedy():
@@ -302,6 +408,17 @@ def test_a_generator_with_noise_of_its_own_is_refused_with_the_remedy():
         made(made.draw(range(2)))
     quiet = Generator(Noisy(), layers=["fc"], latent=3, values=None, keywords={"noise": False})
     assert torch.equal(quiet(quiet.draw(range(2))), quiet(quiet.draw(range(2))))
+
+
+@pytest.mark.parametrize(("dtype", "strength"), [(torch.bfloat16, 0.4), (torch.float16, 0.05), (torch.float32, 1e-4)])
+def test_noise_is_seen_in_half_precision_too(dtype, strength):
+    torch.manual_seed(0)
+    net = Noisy(strength).to(dtype)
+    made = Generator(net, layers=["fc"], latent=3, values=None)
+    with pytest.raises(GeneratorError, match="another image each time"):
+        made(made.draw(range(2)))
+    quiet = Generator(net, layers=["fc"], latent=3, values=None, keywords={"noise": False})
+    assert quiet(quiet.draw(range(2))).isfinite().all()
 
 
 def test_seeded_noise_belongs_to_the_id_whatever_the_batch_and_leaves_the_global_generator_alone():
@@ -429,6 +546,58 @@ def test_a_layer_that_is_reached_only_at_times_is_found_in_the_call():
         made(latents, {"extra": torch.zeros(2, 4)})
 
 
+class Dropping(nn.Module):
+    """Calls ``relu`` for what it does to its argument, and ``aside`` for nothing."""
+
+    def __init__(self, inplace=True):
+        super().__init__()
+        self.fc, self.relu, self.aside, self.out = nn.Linear(3, 4), nn.ReLU(inplace), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, latent):
+        features = self.fc(latent)
+        self.relu(features)
+        self.aside(features)
+        return self.out(features).view(-1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_layer_whose_output_is_dropped_is_refused(seeded):
+    torch.manual_seed(0)
+    for layers, lost in ((["fc", "relu"], "relu"), (["fc", "aside"], "aside")):
+        made = Generator(Dropping(), layers=layers, latent=3, seeded=seeded)
+        for use in (made.shapes, lambda made=made: made(made.draw(range(2)))):
+            with pytest.raises(
+                LayerError, match=rf"'{lost}' cannot be perturbed: .* moves no bit .*its return is dropped.*name the layer around"
+            ):
+                use()
+    assert list(Generator(Dropping(), layers=["fc", "out"], latent=3).shapes()) == ["latent", "fc", "out", "image"]
+
+
+def test_a_layer_that_moves_the_image_one_way_only_or_out_of_the_range_is_none_of_these():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 1)
+
+        def forward(self, latent):
+            return 2 + (-self.fc(latent)).relu().expand(-1, 4).reshape(-1, 1, 2, 2)  # white, whatever is added
+
+    made = Generator(Gated(), layers=["fc"], latent=3)
+    made.module.fc.weight.data.fill_(0.1)
+    made.module.fc.bias.data.fill_(5.0)
+    assert (made(made.draw(range(2))) == 1).all()
+
+
+def test_the_check_of_what_moves_costs_a_pass_a_layer_once():
+    net = network()
+    made = generator(net)
+    made(made.draw(range(2)))
+    assert len(net.calls) == 2 + len(LAYERS) + 1
+    made.shapes(made.draw(range(2)))
+    made(made.draw(range(2)))
+    assert len(net.calls) == 2 + len(LAYERS) + 1 + 2 + 1
+
+
 def test_layers_in_another_order_than_they_run_are_refused():
     with pytest.raises(LayerError, match=r"run in the order \['fc', 'blocks\.0'\]"):
         generator(layers=["blocks.0", "fc"]).shapes()
@@ -544,6 +713,33 @@ def test_whole_numbers_among_the_latents_are_left_alone():
     torch.testing.assert_close(made(latents, {"latent": moved}) - made(latents), moved.view(-1, 1, 2, 2), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_latents_of_whole_numbers_alone_cannot_be_perturbed_and_other_layers_can(several):
+    class Coded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.codes, self.out = nn.Embedding(9, 4), nn.Identity(), nn.Linear(4, 4)
+
+        def forward(self, first, second=0):
+            return self.out(self.table(self.codes(first + second))).view(-1, 1, 2, 2)
+
+    torch.manual_seed(0)
+    codes = PickedLatents(torch.arange(5))
+    options = {"latent": (codes, codes) if several else codes, "values": None}
+    made = Generator(Coded(), layers=["table"], **options)
+    latents = made.draw(range(6))
+    with pytest.raises(LayerError, match=r"'latent' holds whole numbers.*what embeds them"):
+        made(latents, {"latent": torch.zeros(6, *made.shapes()["latent"])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scales = made.scales()
+    assert scales["table"] > 0
+    moved = torch.randn(6, 4)
+    torch.testing.assert_close(made(latents, {"table": moved}) - made(latents), (moved @ made.module.out.weight.T).view(-1, 1, 2, 2))
+    with pytest.raises(LayerError, match="'codes' holds whole numbers"):
+        Generator(Coded(), layers=["codes"], **options).shapes()
+
+
 @pytest.mark.parametrize("label", ["one_hot", "index", "own", "keyword"])
 def test_classes_go_to_the_network_as_it_wants_them(label):
     class Labelled(nn.Module):
@@ -564,6 +760,10 @@ def test_classes_that_are_not_there_are_refused():
     assert made.draw(range(3), classes=2).classes.tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="classes holds 3; generator 'generator' has classes 0 to 2"):
         made.draw(range(2), classes=[0, 3])
+    assert made.draw(range(2), classes=torch.tensor([2, 1], dtype=torch.uint8)).classes.tolist() == [2, 1]
+    for wrong in (torch.tensor([1.9, 0.2]), [1.0, 2.0], 1.0, [True, False], True):
+        with pytest.raises(ValueError, match="expected whole numbers, the indices of classes 0 to 2"):
+            made.draw(range(2), classes=wrong)
     with pytest.raises(ValueError, match="needs them"):
         made(Latents(ids=["a"], latents=torch.zeros(1, 6)))
     with pytest.raises(ValueError, match="has none"):
@@ -682,10 +882,10 @@ def test_what_never_varies_is_said():
     with pytest.warns(RobustnessWarning, match="layer 'still' never varies: its scale is set to 1") as said:
         assert made.scales()["still"] == 1.0
     assert len(said) == 1
-    with pytest.warns(RobustnessWarning, match=r"(4 of 4|1 of 4) neurons of layer '(fc|still|image)' never vary") as said:
+    with pytest.warns(RobustnessWarning, match=r"1 of 4 neurons of layer '(fc|image)' never vary|'still' never varies.* set to 1") as said:
         scales = made.scales(per="neuron")
     assert len(said) == 3
-    assert scales["still"].tolist() == [0, 0, 0, 0]
+    assert scales["still"].tolist() == [1, 1, 1, 1]
     assert (scales["fc"] == 0).tolist() == [False, True, False, False]
     for options, message in (({"draws": 1}, "at least two"), ({"per": "image"}, "per is 'image'"), ({"batch": 0}, "batch is 0")):
         with pytest.raises(ValueError, match=message):

@@ -213,11 +213,14 @@ def test_a_sheet_is_known_by_its_content(tmp_path):
         labelling_sheet(some_items(), tmp_path / "d", judges=3),
         labelling_sheet(some_items(), tmp_path / "e", question="Is this {label}?"),
         labelling_sheet(moved, tmp_path / "f"),
+        labelling_sheet(some_items(), tmp_path / "g", instructions="Answer yes."),
     ]
-    assert len({sheet.fingerprint for sheet in (first, *others)}) == 5
+    assert len({sheet.fingerprint for sheet in (first, *others)}) == 6
     labelling_sheet(some_items(), tmp_path / "a")  # the same sheet may be written again
     with pytest.raises(VotesError, match="choose another path"):
         labelling_sheet(moved, tmp_path / "a")
+    with pytest.raises(VotesError, match="choose another path"):
+        labelling_sheet(some_items(), tmp_path / "a", instructions="Answer yes.")
     assert read_list(first)["sheet"] == first.fingerprint
 
 
@@ -438,6 +441,12 @@ def test_a_stand_in_that_cannot_judge_is_refused():
     item = Item(id="a", clean=shade(0.9), perturbed=shade(0.9), label="bright", magnitude=1.0, victim="stern")
     with pytest.raises(ValueError, match="'stern' is a victim too"):
         judge_votes([item], brightness_judge("stern"), ["dark", "bright"])
+    judge, stern = brightness_judge(), brightness_judge("stern")
+    same = replace(item, victim="v", victim_fingerprint=judge.fingerprint)
+    for panel in (judge, [stern, judge]):  # whatever the victim was called
+        with pytest.raises(ValueError, match="'judge' is a victim too"):
+            judge_votes([same, replace(same, id="b", victim_fingerprint="")], panel, ["dark", "bright"])
+    assert judge_votes([same], stern, ["dark", "bright"])["kept"].tolist() == [True]
     with pytest.raises(ValueError, match="did you mean 'bight'"):
         judge_votes([item], brightness_judge(), ["dark", "bight"])
     with pytest.raises(ValueError, match="gives 2 logits; classes names 3"):
@@ -670,6 +679,41 @@ def test_what_would_spoil_votes_does_nothing(browser, tmp_path):
         begin(browser, judge)
         assert browser.text("place") == f"part 1 of 2, picture {place} of 3"
     assert shown(browser, sheet) == second
+
+
+def test_a_key_that_is_held_or_a_second_click_answers_for_no_picture_that_nobody_saw(browser, tmp_path):
+    items = [Item(id=f"{n}", clean=picture(n), perturbed=picture(n + 50), label="zero", magnitude=1.0) for n in range(8)]
+    browser.open(labelling_sheet(items, tmp_path).page)
+    begin(browser, "ann")
+
+    def hold(key, text, code):
+        """A key that is held down, as the browser hears of it: the first time, and repeats."""
+        about = {"key": key, "code": key if key == "Enter" else "Space", "windowsVirtualKeyCode": code}
+        for repeated in (False, True, True, True):
+            down = {"type": "keyDown", "text": text, "autoRepeat": repeated, **about}
+            browser.ask("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": down})
+        browser.ask("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": {"type": "keyUp", **about}})
+
+    def at(number):
+        assert browser.text("place") == f"part 1 of 2, picture {number} of 8"
+
+    browser.click("yes")
+    at(2)
+    hold("Enter", "\r", 13)
+    hold(" ", " ", 32)
+    at(2)
+    for place, key in enumerate((("Enter", "\r", 13), (" ", " ", 32)), start=3):  # who goes to a button by Tab means it, once
+        browser.run("document.getElementById('no').focus()")
+        hold(*key)
+        at(place)
+    browser.run("document.getElementById('undo').focus()")
+    hold("Enter", "\r", 13)
+    at(3)
+    browser.type("n")
+    press = [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")] * 2
+    there = {"type": "pointerMove", "x": 0, "y": 0, "origin": {"element-6066-11e4-a52e-4f735466cecf": browser.find("yes")}}
+    browser.ask("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [there, *press]}]})
+    at(5)
 
 
 def test_a_browser_that_keeps_nothing_says_so_and_works(browser, tmp_path):

@@ -249,7 +249,17 @@ def save_as_the_zoo(path, monkeypatch, generator, average=None, **settings):
 
 
 @pytest.mark.parametrize("names", ["older", "newer"])
-@pytest.mark.parametrize("settings", [{}, {"leakyReluLeak": 0.1}, {"lossCriterion": "DCGAN"}, {"equalizedlR": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"leakyReluLeak": 0.1},
+        {"lossCriterion": "DCGAN"},
+        {"lossCriterion": "MSE"},
+        {"lossCriterion": "Logistic", "perChannelNormalization": True},
+        {"equalizedlR": False},
+    ],
+)
 def test_a_progressive_gan_is_read_from_the_zoos_checkpoint(progressive_weights, tmp_path, monkeypatch, names, settings):
     saved = newer(progressive_weights) if names == "newer" else progressive_weights
     made = progressive_gan(save_as_the_zoo(tmp_path / "s2_i100.pth", monkeypatch, saved, **settings))
@@ -258,7 +268,7 @@ def test_a_progressive_gan_is_read_from_the_zoos_checkpoint(progressive_weights,
         progressive_weights,
         latents.latents,
         leak=settings.get("leakyReluLeak", 0.2),
-        tanh=settings.get("lossCriterion") == "DCGAN",
+        tanh=settings.get("lossCriterion") in ("DCGAN", "MSE"),
         equalized=settings.get("equalizedlR", True),
     )
     torch.testing.assert_close(made(latents).double(), right, rtol=0, atol=1e-5)
@@ -316,6 +326,8 @@ def test_a_progressive_gan_says_what_does_not_fit(progressive_weights, tmp_path,
     refused({**weights, "scaleLayers.0.1.weight": torch.zeros(8, 7, 3, 3)}, "size mismatch for scales.1.layers.1.layer.weight")
     refused({"conv.weight": torch.zeros(1)}, r"holds conv\.layer\.weight …; expected a progressive GAN of pytorch_GAN_zoo")
     refused(weights, "conditioned on 5 attributes", categoryVectorDim=5)
+    refused(weights, "perChannelNormalization off; .*wrap this one in a Generator", perChannelNormalization=False)
+    refused(weights, r"loss 'Hinge'.*expected WGANGP, Logistic, MSE, DCGAN: .*tanh=", lossCriterion="Hinge")
     refused(weights, r"blends two scales \(alpha is 0\.5\)", alpha=0.5)
     with pytest.raises(ValueError, match="expected the path of a checkpoint, or one of celebAHQ-256"):
         progressive_gan("celebAHQ-1024")

@@ -267,13 +267,39 @@ def test_generators_of_half_precision_are_searched_in_float32(dtype):
 
 def test_a_victim_without_a_gradient_is_reported_as_stuck_not_as_robust():
     generator = conv_generator()
-    logits = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    rounded = Encoder(lambda images: seeded(lambda: logits)(images.round()), name="rounded")
+    logits = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
+    rounded = Encoder(lambda images: logits(images.round()), name="rounded")
+    latents = generator.draw(range(3))
+    labels = rounded(generator(latents)).argmax(1)
 
-    found = search(generator, rounded, generator.draw(range(3)), layers=["blocks.0"], labels=torch.zeros(3, dtype=torch.long), limit=0.1)
+    found = search(generator, rounded, latents, layers=["blocks.0"], labels=labels, limit=0.1)
 
     assert found.stuck.all()
     assert not found.reached.any()
+
+
+def test_an_item_that_stands_in_the_bank_is_no_other_to_itself():
+    generator, encoder = conv_generator(), Encoder(lambda images: images.flatten(1), name="pixels")
+    latents = generator.draw(range(6), seed=0)
+    images = generator(latents).detach()
+
+    alone = search(generator, encoder, latents, Breakaway(bank=images), layers=["image"], limit=20.0)
+    assert alone.reached.all()
+    assert not alone.stuck.any()
+    assert alone.magnitude.min() > 0
+    nearest = torch.cdist(alone.outputs.double(), alone.clean.double()).argmin(1)
+    assert (nearest != torch.arange(6)).all()
+
+
+@pytest.mark.parametrize("shape", [(8,), (1,), (16, 1, 1)])
+def test_scales_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"the scale of layer 'a' has shape .*; expected one number, or one for each neuron, \[16, 4, 4\]"):
+        Coordinates({"a": (16, 4, 4)}, {"a": torch.ones(shape)})
+
+
+def test_a_norm_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="norm is 'linf'; expected one of 'rms', 'l2', 'layer_max'"):
+        Coordinates({"a": (3,)}, {"a": 1.0}, "linf")
 
 
 def test_slopes_that_are_not_finite_end_an_item_and_no_other():

@@ -26,11 +26,12 @@ from rt_linear_probes import (
     lowpass,
     probe_accuracy,
 )
+from rt_linear_probes.probes import encoder_print
 from rt_unsupervised_attacks import LPGD, UPGD
 
 CPU = torch.device("cpu")
 PLAIN = Probe(
-    weight=torch.eye(3), bias=torch.zeros(3), classes=[5, 7, 9], encoder_name="tiny", encoder_fingerprint=tiny_encoder().fingerprint
+    weight=torch.eye(3), bias=torch.zeros(3), classes=[5, 7, 9], encoder_name="tiny", encoder_fingerprint=encoder_print(tiny_encoder())
 )
 
 
@@ -271,7 +272,18 @@ def test_foreign_attacks_on_encoder_and_probe_are_measured_by_the_same_accuracy(
 def test_the_probe_of_a_float64_encoder_reads_float64():
     encoder = Encoder(lambda inputs: inputs.flatten(1).double(), name="double")
     samples = tensors(torch.rand(40, 4, generator=torch.Generator().manual_seed(0)).double(), labels=[row % 2 for row in range(40)])
+    fitted = tensors(samples.inputs(range(40)).flip(1), labels=samples.labels(range(40)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        results = run(Evaluation(encoder, samples, {}, ["probe_top1"], train=samples, attacked=20, bank=40), progress=False)
+        results = run(Evaluation(encoder, samples, {}, ["probe_top1"], train=fitted, attacked=20, bank=40), progress=False)
     assert results.frame["value"].notna().all()
+
+
+def test_labels_that_are_true_or_false_are_classes_0_and_1():
+    encoder, labels = tiny_encoder(), [row % 3 == 0 for row in range(48)]
+    samples, known = (tensors(tiny_inputs(48, purpose="train"), labels=given) for given in (labels, [int(one) for one in labels]))
+    probe = fit_probe(encoder, samples)
+    assert probe == fit_probe(encoder, known)
+    assert probe.classes.on(CPU).tolist() == [0, 1]
+    found = represent(encoder, samples)
+    assert torch.equal(probe_accuracy(probe, found, labels), probe_accuracy(probe, found, [int(one) for one in labels]))

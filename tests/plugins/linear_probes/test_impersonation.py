@@ -28,7 +28,7 @@ from rt_linear_probes.impersonation import (
     impersonation_rate,
     impersonation_rates,
 )
-from rt_linear_probes.probes import Probe, fit_probe
+from rt_linear_probes.probes import Probe, encoder_print, fit_probe
 from rt_unsupervised_attacks import UPGD
 
 CATS = {"cat": range(281, 294), "dog": range(151, 275)}
@@ -72,7 +72,7 @@ def golden_pairs():
         bias=torch.zeros(2, dtype=torch.float64),
         classes=[281, 151],
         encoder_name="golden",
-        encoder_fingerprint=encoder.fingerprint,
+        encoder_fingerprint=encoder_print(encoder),
     )
     return encoder, impersonation_pairs(tensors(inputs, labels=labels), groups=CATS, limit=39, seed=None), probe
 
@@ -279,6 +279,31 @@ def test_the_nearest_other_is_found_by_brute_force_and_copies_are_not_others(see
         mine, target = labels[row], labels[row ^ 1]
         counts = taken[:2] == [mine, target] and mine != target
         assert found[row] == float(taken[2] == target) if counts else found[row].isnan()
+
+
+@pytest.mark.parametrize("name", ["clip#{}", "v{}#7", "{}#2"])
+def test_an_id_that_only_looks_like_a_copy_s_is_none(name):
+    """Of a dataset whose own ids end in # and a number: each is a sample of its own while what remains is no id."""
+    rng = torch.Generator().manual_seed(0)
+    rows, attacked, labels = torch.randn(12, 4, generator=rng), torch.randn(12, 4, generator=rng), [row % 2 for row in range(12)]
+    trace, _, context = read_example("target")
+    found = []
+    for ids in ([f"plain {row}" for row in range(12)], [name.format(row) for row in range(12)]):
+        one = replace(trace, ids=tuple(ids), clean=rows, adversarial=attacked)
+        found.append(
+            NeighborImpersonationRate()(one, Bank(rows, ids=ids, labels=labels), replace(context, known_labels=labels, shared={}))[""]
+        )
+    assert found[0].nansum() > 0
+    assert torch.equal(found[0].nan_to_num(-1), found[1].nan_to_num(-1))
+
+
+def test_groups_are_whole_numbers_of_any_kind():
+    plain = ImpersonationRate(groups={"a": range(3), "b": 5})
+    for groups in ({"a": np.arange(3), "b": np.int64(5)}, {"a": torch.arange(3), "b": torch.tensor(5)}, {"a": [0, 1, 2], "b": [5]}):
+        assert ImpersonationRate(groups=groups) == plain
+    for wrong in (1.5, [1.5], "ab", ["1"], None, np.array([0.0])):
+        with pytest.raises(ValueError, match=r"group 'b' has classes .*; expected whole numbers, at least one"):
+            ImpersonationRate(groups={"a": 0, "b": wrong})
 
 
 def test_what_is_missing_is_asked_for():

@@ -1,5 +1,6 @@
 """Linear probes: the minimum, the paper's recipe, what they are chosen by, how they see inputs, what they leave alone, files."""
 
+import gc
 import hashlib
 import pickle
 import warnings
@@ -17,12 +18,13 @@ from torch.nn.functional import cross_entropy
 import rt_core as rt
 from reference import GOLDEN, numbers
 from rt_core import Encoder, MissingLabels, RobustnessWarning, SampleRandom, represent
-from rt_core.datasets import tensors
+from rt_core.datasets import as_samples, tensors
+from rt_core.fingerprints import fingerprint
 from rt_core.perturbing import represent_rows
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
-from rt_linear_probes import LinearProbe, Probe, ProbeLoss, as_probe, fit_probe, lowpass
-from rt_linear_probes.probes import _apart, _labels
+from rt_linear_probes import LinearProbe, Probe, ProbeLoss, as_probe, fit_probe, lowpass, probes
+from rt_linear_probes.probes import _apart, _labels, encoder_print
 from rt_linear_probes.regression import descend, logistic_regression, probe_rate
 from rt_unsupervised_attacks import LPGD
 
@@ -86,6 +88,39 @@ def test_a_search_that_starts_elsewhere_ends_at_the_same_minimum():
     start[:, -1] -= start[:, -1].mean()
     found = [logistic_regression(rows, targets, 3, penalty=1e-2, start=one) for one in (None, start)]
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+def test_a_search_that_ends_before_the_slope_says_so():
+    rows, targets = problem()
+    with pytest.warns(
+        RobustnessWarning, match=r"\(weight decay 0.01, 60 rows of 5 numbers\) ended at a slope of [\d.e-]+, above the 1e-30"
+    ):
+        found = logistic_regression(rows, targets, 3, penalty=1e-2, slope=1e-30)
+    torch.testing.assert_close(found, logistic_regression(rows, targets, 3, penalty=1e-2), rtol=0, atol=1e-5)
+    with pytest.warns(RobustnessWarning, match="slope of nan"):
+        logistic_regression(rows.masked_fill(rows > 2, torch.nan), targets, 3, penalty=1e-2)
+
+
+def test_a_fit_holds_the_representations_once():
+    """Of 8 bytes a number, beside what they are made from: no copy for the samples that are fitted or chosen by."""
+    samples = tensors(torch.rand(3_000, 4, generator=generator()), labels=torch.arange(3_000) % 2)
+    held, numbers_ = [], 3_000 * 200
+
+    def counted(rows, targets, classes, **options):
+        held.append(sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive(numbers_ // 2)}.values()))
+        return logistic_regression(rows, targets, classes, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "logistic_regression", counted)
+        fit_probe(Encoder(nn.Linear(4, 200), name="wide"), samples)
+    assert len(held) > 2
+    assert max(held) == 8 * numbers_
+
+
+def alive(least):
+    """Tensors that hold at least so many numbers, whoever holds them."""
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.numel() >= least]
 
 
 def test_a_fit_is_that_minimum_on_all_samples_for_representations_as_they_are():
@@ -278,6 +313,9 @@ def test_labels_that_are_missing_or_no_numbers_are_refused_before_any_pass():
         fit_probe(encoder, tiny_inputs(20))
     with pytest.raises(ValueError, match="expected one whole number a sample"):
         fit_probe(encoder, tensors(tiny_inputs(4), labels=[0.5, 1.5, 0.5, 1.5]))
+    named = replace(as_samples(tiny_inputs(4)), find_labels=lambda rows: [("cat", "dog")[row % 2] for row in rows])
+    with pytest.raises(ValueError, match="labels are strings, such as 'cat'; number the classes 0 … k-1"):
+        fit_probe(encoder, named)
     assert encoder.passes.forwards == 0
     assert _labels(labelled(4)).dtype == torch.int64
 
@@ -400,8 +438,85 @@ def test_files_hold_all_of_it_and_refuse_another_encoder(tmp_path, options):
     other = tiny_encoder(seed=1)
     with pytest.raises(ValueError, match="a probe reads the representations of its own encoder alone: fit one on this encoder") as error:
         LinearProbe.load(tmp_path / "probe.safetensors", other)
-    assert encoder.fingerprint in str(error.value)
-    assert other.fingerprint in str(error.value)
+    assert encoder_print(encoder) in str(error.value)
+    assert encoder_print(other) in str(error.value)
+
+
+class Counting(nn.Module):
+    """A network that notes what it is given, in plain attributes."""
+
+    def __init__(self, dim=5):
+        super().__init__()
+        self.layer, self.calls, self.last = nn.Linear(192, dim), 0, None
+
+    def forward(self, inputs):
+        self.calls, self.last = self.calls + 1, tuple(inputs.shape)
+        return self.layer(inputs.flatten(1))
+
+
+def test_a_probe_knows_its_encoder_again_whatever_it_counts_and_wherever_it_is(tmp_path):
+    network = Counting()
+    encoder = Encoder(network, name="counting")
+    probe = fit_probe(encoder, labelled())
+    represent(encoder, tiny_inputs(3))
+    probe.check(encoder)
+    probe.check(Encoder(network, name="other name", device="cpu"))
+    probe.check(Encoder(network, name="layout", channels_last=True))
+    compiled = Encoder(torch.compile(network, backend="eager"), name="compiled")
+    compiled(tiny_inputs(2))
+    probe.check(compiled)
+    probe.save(tmp_path / "probe.safetensors")
+    assert Probe.load(tmp_path / "probe.safetensors", Encoder(network, name="there", device="cpu")) == probe
+    data = labelled()
+    plan = rt.Evaluation(
+        [encoder], data, {}, ["probe_top1"], attacked=8, bank=20, train=labelled(ids=[f"other {row}" for row in range(60)])
+    )
+    assert rt.run(plan, progress=False).frame["value"].notna().all()
+
+
+def test_a_probe_is_refused_where_its_numbers_would_be_others():
+    class Double(Counting):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    network = Counting()
+    network.register_buffer("shift", torch.zeros(3))
+    probe, encoder = fit_probe(Encoder(network, name="net"), labelled()), Encoder(network, name="net")
+    double = Double()
+    double.register_buffer("shift", torch.zeros(3))
+    double.load_state_dict(network.state_dict())
+    halved = (torch.full((3, 1, 1), 0.5), torch.ones(3, 1, 1))
+    for other in (
+        Encoder(double, name="net"),
+        Encoder(network, name="net", bounds=(-1, 1)),
+        Encoder(network, name="net", normalize=([0.5] * 3, [1.0] * 3)),
+        Encoder(network, name="net", output=lambda rows: -rows),
+        Encoder(network, name="net", bounds=halved),
+        Encoder(nn.Sequential(network), name="net"),
+    ):
+        with pytest.raises(ValueError, match="a probe reads the representations of its own encoder alone"):
+            probe.check(other)
+    for change in (lambda: network.layer.weight.data.add_(1e-3), lambda: network.shift.add_(1)):
+        probe.check(encoder)
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        change()
+        with pytest.raises(ValueError, match="a probe reads the representations of its own encoder alone"):
+            probe.check(encoder)
+        network.load_state_dict(before)
+    for stride in (1, 2):  # what has no weight is told by how it describes itself
+        assert encoder_print(Encoder(nn.MaxPool2d(stride), name="pool")) == encoder_print(Encoder(nn.MaxPool2d(stride), name="pool"))
+    assert encoder_print(Encoder(nn.MaxPool2d(1), name="pool")) != encoder_print(Encoder(nn.MaxPool2d(2), name="pool"))
+    assert encoder_print(Encoder(lambda rows: rows + 1, name="one")) != encoder_print(Encoder(lambda rows: rows + 2, name="one"))
+
+
+def test_a_check_while_the_encoder_is_in_use_hashes_once(monkeypatch):
+    encoder, asked = tiny_encoder(), []
+    probe = fit_probe(encoder, labelled())
+    monkeypatch.setattr(probes, "fingerprint", lambda value: asked.append(1) or fingerprint(value))
+    with encoder.in_use():
+        for _ in range(5):
+            probe.check(encoder)
+    assert len(asked) <= 1
 
 
 def test_files_that_hold_no_probe_and_probes_that_are_nothing_yet(tmp_path):
@@ -455,6 +570,12 @@ def test_float64_stays():
         ({"draws": 0}, "draws is 0"),
         ({"minibatch": 2.5}, "minibatch is 2.5"),
         ({"share": 0.7}, "share is 0.7; expected a share of the training samples to choose by"),
+        ({"clip": "no"}, "clip is 'no'; expected True or False"),
+        ({"augment": "no"}, "augment is 'no'; expected True or False"),
+        ({"drops": 15}, r"drops is 15; expected the epochs .*, whole numbers such as \(15, 20\)"),
+        ({"drops": ["a"]}, r"drops is \['a'\]; expected the epochs"),
+        ({"drops": "15"}, "drops is '15'; expected the epochs"),
+        ({"drops": (15, 20.5)}, r"drops is \(15, 20.5\); expected the epochs"),
         ({"weight": torch.zeros(2, 3)}, "give all three, or none"),
         ({"weight": torch.zeros(2, 3), "bias": torch.zeros(3), "classes": [0, 1]}, r"bias has shape \[3\]; expected \[2\]"),
     ],
@@ -462,6 +583,11 @@ def test_float64_stays():
 def test_options_are_checked(options, words):
     with pytest.raises(ValueError, match=words):
         Probe(**options)
+
+
+def test_a_loss_is_by_margin_or_not():
+    with pytest.raises(ValueError, match="margin is 'no'; expected True or False"):
+        ProbeLoss(margin="no")
 
 
 def test_a_table_of_options_is_a_probe():

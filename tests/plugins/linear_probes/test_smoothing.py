@@ -34,12 +34,14 @@ from rt_core import metric as named
 from rt_core.datasets import tensors
 from rt_core.smoothing import Draws
 from rt_core.testing import parametrize_metric_checks, read_example, tiny_encoder, tiny_inputs
-from rt_linear_probes.probes import Probe, fit_probe
+from rt_linear_probes.probes import Probe, encoder_print, fit_probe
 from rt_linear_probes.smoothing import (
     CertifiedAccuracy,
     CertifiedRadius,
     RandomizedSmoothing,
     SmoothedPrediction,
+    _certified,
+    _predicted,
     average_certified_radius,
     certified_l2_radius,
     clopper_pearson_lower,
@@ -337,6 +339,92 @@ def test_a_prediction_abstains_where_a_two_sided_test_cannot_tell(monkeypatch):
         assert found.radius.tolist() == found.lower.tolist() == [0]
 
 
+def broken_where(chosen, *, winner=1, classes=3, value=math.nan):
+    """Logits of one class, and of some draws, by their place in the stream, nothing that is a number."""
+    rows = torch.eye(classes)[[winner]].expand(len(chosen), -1).clone()
+    rows[chosen] = value
+    return rows
+
+
+class GivenDraws:
+    """Representations that are there already, by purpose."""
+
+    def __init__(self, **rows):
+        self.rows = rows
+
+    def chunks(self, purpose, count):
+        assert len(self.rows[purpose]) == count
+        yield from self.rows[purpose].split(64)
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 34, 35, 60, 100])
+def test_a_draw_that_is_no_number_is_a_vote_for_no_class(count):
+    draws = GivenDraws(selection=broken_where(torch.arange(20) < 10), certify=broken_where(torch.arange(100) < count))
+    found = _certified(few(certify_draws=100), draws, None)
+    lower = clopper_pearson_lower(100 - count, 100, 0.001)
+    assert (found.votes.tolist(), found.top.tolist()) == ([[0, 100 - count, 0]], [1])
+    assert found.lower.tolist() == [lower]
+    assert found.abstained.tolist() == [count > 34]  # 66 of 100 are told from a half
+    assert found.radius.tolist() == [certified_l2_radius(lower, 0.25)]
+
+
+def test_where_no_draw_is_a_number_it_abstains():
+    rows = broken_where(torch.ones(100, dtype=torch.bool))
+    found = _certified(few(certify_draws=100), GivenDraws(selection=rows[:20], certify=rows), None)
+    assert (found.votes.tolist(), found.abstained.tolist(), found.radius.tolist()) == ([[0, 0, 0]], [True], [0])
+
+
+def test_an_infinite_logit_is_a_class_as_any_other():
+    masked = torch.tensor([[-math.inf, 2.0, 1.0]]).expand(100, -1)
+    found = _certified(few(certify_draws=100), GivenDraws(selection=masked[:20], certify=masked), None)
+    assert found.votes.tolist() == [[0, 100, 0]]
+
+
+def test_a_representation_that_is_not_finite_has_no_class_of_a_probe():
+    known = Probe(weight=torch.tensor([[1.0, 0], [-1, 0]]), bias=torch.zeros(2), classes=[3, 8])
+    rows = torch.tensor([[1.0, 0]]).repeat(100, 1)
+    rows[:10] = torch.tensor([math.inf, 0])  # whose logits would be infinity and minus infinity, and class 3
+    rows[10:20] = math.nan
+    found = _certified(few(certify_draws=100), GivenDraws(selection=rows[-20:], certify=rows), known)
+    assert (found.votes.tolist(), found.top.tolist()) == ([[80, 0]], [3])
+
+
+@pytest.mark.parametrize(("nobody", "told"), [(30, True), (45, False), (55, False), (100, False)])
+def test_a_prediction_abstains_where_most_draws_may_be_no_number(nobody, told):
+    rows = broken_where(torch.arange(100) < nobody)
+    found = _predicted(few(alpha=0.01), GivenDraws(predict=rows), None, 100, lambda draws: None)
+    assert (found.abstained.item(), found.votes.tolist()) == (not told, [[0, 100 - nobody, 0]])
+
+
+class Breaking(torch.nn.Module):
+    """The pixels as they are, and NaN for inputs that are far outside the bounds."""
+
+    def forward(self, inputs):
+        return inputs.flatten(1).where((inputs.flatten(1) > -0.12).all(1)[:, None], torch.nan)
+
+
+def test_a_run_counts_draws_on_which_the_encoder_breaks_against_its_certificates():
+    options = {"sigma": 0.1, "selection_draws": 20, "certify_draws": 300}
+    whole = fit_probe(Encoder(Flat(), name="flat"), labelled(TRAIN), view="noise", sigma=0.1)
+    known = replace(whole, encoder_fingerprint=encoder_print(Encoder(Breaking(), name="flat")))
+    results = run(plan({"radius": CertifiedRadius(**options, probe=known)}, Breaking()), progress=False)
+    rows = results.frame[results.frame["metric"] == "radius"]
+    samples = labelled(MEASURED)
+    places = [samples.ids.index(name) for name in rows["sample"]]
+    found, unbroken = (
+        RandomizedSmoothing(**options).certify(
+            Encoder(network, name="flat"), samples.inputs(places), probe=probe, ids=[samples.ids[place] for place in places]
+        )
+        for network, probe in ((Breaking(), known), (Flat(), whole))
+    )
+    assert ((found.votes.sum(1) > 200) & (found.votes.sum(1) < 290)).all()
+    assert (found.lower < unbroken.lower).all()
+    assert 0 < found.abstained.sum() < 8
+    assert rows["note"].tolist() == ["abstained" if one else "" for one in found.abstained.tolist()]
+    expected = torch.where(found.abstained, torch.nan, found.radius * found.correct(samples.labels(places)))
+    np.testing.assert_array_equal(rows["value"], expected)
+
+
 def test_nothing_warns_of_a_plain_classifier():
     """Neither scipy of what it is going to remove, nor rt of a network that ends in a classifier."""
     network = torch.nn.Sequential(OrderedDict(flat=torch.nn.Flatten(), fc=torch.nn.Linear(192, 3)))
@@ -363,6 +451,7 @@ def test_nothing_warns_of_a_plain_classifier():
         ({"selection_draws": 0}, "selection_draws is 0; at least one is needed"),
         ({"certify_draws": 1e5}, "certify_draws is 100000.0; expected a whole number"),
         ({"clip": "no"}, "clip is 'no'; expected True or False"),
+        ({"clip": 1}, "clip is 1; expected True or False"),
     ],
 )
 def test_options_are_checked_when_it_is_made(options, words):
@@ -497,6 +586,19 @@ def test_a_probe_of_another_encoder_is_refused(probe):
         few().certify(Encoder(Flat(), name="flat"), tiny_inputs(1), probe=Probe(view="noise"))
 
 
+def test_a_probe_of_one_class_is_refused_by_its_name_before_any_pass():
+    encoder = Encoder(Flat(), name="flat")
+    with pytest.warns(RobustnessWarning, match="are all of class 7"):
+        single = fit_probe(encoder, tensors(tiny_inputs(4), labels=[7] * 4))
+    before = encoder.passes.forwards
+    for ask in (few().certify, few().predict):
+        with pytest.raises(
+            ValueError, match="the probe has one class, 7, and a class is one of two at least; fit it on samples of two classes"
+        ):
+            ask(encoder, tiny_inputs(1), probe=single)
+    assert encoder.passes.forwards == before
+
+
 def test_a_plan_gives_what_certify_gives_of_every_sample(both, probe):
     samples = labelled(MEASURED)
     rows = both.frame[both.frame["metric"] == "radius"].set_index("sample")
@@ -570,9 +672,9 @@ def test_center_smoothing_takes_the_same_draws(both, name, options, more):
 def test_a_run_goes_on_inside_a_sample(both, tmp_path, monkeypatch):
     monkeypatch.setattr(smoothing, "_WORTH_KEEPING", 0)
     metrics = {"accuracy": CertifiedAccuracy(**OPTIONS, radii=RADII), "radius": CertifiedRadius(**OPTIONS)}
-    network = Flat()
-    rehearsed = 2 * sum(metrics["radius"].rehearsal().passes)
-    before = 4 * 32 + rehearsed + 4 * 60  # noisy ones: two probes, that of the rehearsal on 32 samples
+    network, whole = Flat(), Flat()
+    run(plan(metrics, whole), progress=False)
+    before = whole._noisy - 8 * 1520  # noisy inputs: of two probes, that of the rehearsal too, and what is tried first
     network._most = before + 1520 + 20 + 1024 + 100  # in the second chunk of the second sample's draws to certify by
     with pytest.raises(KeyboardInterrupt):
         run(plan(metrics, network), store=tmp_path / "run", progress=False)

@@ -130,6 +130,21 @@ def placed(adversarial, labels=None):
     return trace, Bank(torch.cat([clean, rest]), labels=labels), replace(context, known_labels=known, shared={})
 
 
+@pytest.mark.parametrize("name", ["dodging", "verification"])
+def test_what_a_metric_takes_of_another_s_distances_is_a_look_at_the_bank(name):
+    aims = {"dodging": ("away", DodgingRate), "verification": ("target", VerificationRate)}
+    aim, kind = aims[name]
+    trace, bank, context = read_example(aim)
+    alone = kind(far=0.05)(trace, bank, replace(context, shared={}))
+    looks = []
+    for metric in (VerificationThreshold(far=0.05), kind(far=0.05)):
+        before = bank.reads
+        found = metric(trace, bank, context)
+        looks.append(bank.reads > before)
+    assert looks == [True, True]
+    assert torch.equal(found.nan_to_num(-1), alone.nan_to_num(-1))
+
+
 def test_success_is_to_come_as_near_as_the_threshold():
     # 28 pairs, of which 0.1 are 2: at 1 (20, 21) and 3 (100, 103)
     trace, bank, context = placed([7.0, 3.5, 21.0, 21.0])
@@ -219,3 +234,20 @@ def test_a_run_counts_who_passes_for_another(labelled):
     np.testing.assert_array_equal(rows["rate"], expected)
     np.testing.assert_array_equal(rows["dodging"], (torch.linalg.vector_norm(away - clean[:32], dim=1) > threshold).double())
     assert 0 < np.nanmean(expected) < 1
+
+
+def test_an_interval_does_not_depend_on_what_else_is_measured():
+    """The error that a small bank makes is in it, also where another metric computed the bank's distances before."""
+    generator = torch.Generator().manual_seed(0)
+    data = tensors(torch.rand(60, 12, generator=generator), labels=[row % 5 for row in range(60)])
+    network = torch.nn.Linear(12, 8, bias=False)
+    torch.nn.init.orthogonal_(network.weight, generator=generator)
+
+    def measured(*names):
+        metrics = [rt.use(name, far=0.05) for name in names]
+        encoders = {"linear": rt.Encoder(network, name="linear")}
+        plan = rt.Evaluation(encoders, data, {"noise": rt.use("uniform_noise", epsilon=0.2)}, metrics, attacked=20, bank=60)
+        found = rt.run(plan, progress=False, diagnose=False).summary()
+        return found[found["metric"] == "verification_rate"][["estimate", "low", "high"]].to_numpy()
+
+    np.testing.assert_array_equal(measured("verification_rate"), measured("verification_threshold", "dodging_rate", "verification_rate"))
