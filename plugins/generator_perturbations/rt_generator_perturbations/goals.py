@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder
+from rt_core.fingerprints import fingerprint
 from rt_core.neighbors import Bank, pairwise
 from rt_core.perturbing import represent_rows
 from rt_core.randomness import SampleRandom
@@ -25,9 +26,14 @@ __all__ = [
     "TargetRepresentation",
     "UniversalQuantile",
     "Untargeted",
+    "check_targets",
     "find_goal",
+    "other_classes",
+    "print_of_goal",
     "with_bank",
 ]
+
+_ROUNDING = 1e-5  # of the largest number of a representation: what float32 makes of one input in batches of different sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +218,8 @@ class UniversalQuantile(Goal):
 class Breakaway(Goal):
     """The representation is strictly nearer to some other sample's than to its own clean one. Label-free.
 
-    Lowered is the divergence from the nearest other minus that from its own. Options as for ``UniversalQuantile``.
+    Lowered is the divergence from the nearest other minus that from its own. Rows of the bank that equal the item's own clean representation
+    up to float32's rounding, as its own row does where the bank holds the items, do not count. Options as for ``UniversalQuantile``.
     """
 
     bank: Bank | Tensor | int = 500
@@ -231,7 +238,12 @@ class Breakaway(Goal):
         """See ``Goal.objective``."""
         bank = _bank_of(self)
         others = bank.take(range(len(bank))).to(clean)
-        own = torch.stack([(others == one).all(1) for one in clean])  # an item that is in the bank itself, or a copy, is no other
+        apart = pairwise(lambda first, second: (first - second).abs().amax(-1), clean, others)
+        own = apart <= _ROUNDING * clean.abs().amax(1, keepdim=True)  # an item that is in the bank itself, or a copy, is no other
+        if bool(own.all(1).any()):
+            raise ValueError(
+                f"all {len(bank)} rows of the bank are an item's own clean representation; give a bank of others, such as bank=500 further draws"
+            )
         return Objective(lambda outputs, clean, own: self.loss(outputs, clean, others, own), {"clean": clean, "own": own})
 
     def loss(self, outputs: Tensor, clean: Tensor, others: Tensor, own: Tensor) -> Tensor:
@@ -280,13 +292,39 @@ def with_bank(goal: Goal, victim: Encoder, draws: Callable[[int], Tensor], *, ba
     return replace(goal, bank=Bank(represent_rows(victim, inputs, batch), seed=seed))  # type: ignore[type-var]
 
 
+def check_targets(goal: Goal, targets: Any) -> None:
+    """Raise where targets are given to a goal that has none.
+
+    Raises:
+        ValueError: see above.
+    """
+    if targets is not None and goal.aim != "target":
+        raise ValueError(f"targets are given, and goal {type(goal).__name__} leads away, to none; leave them out, or take another goal")
+
+
+def print_of_goal(goal: Goal) -> str:
+    """Return the fingerprint of a goal: the same before and after its bank was looked at, which a ``Bank`` keeps record of."""
+    bank = getattr(goal, "bank", None)
+    if not isinstance(bank, Bank):
+        return fingerprint(goal)
+    rows = bank.take(range(len(bank)))
+    # Of very many pairs a quantile is of some, which the bank chooses.
+    threshold = bank.quantile_value(goal.quantile, goal.divergence) if isinstance(goal, UniversalQuantile) else None
+    return fingerprint([replace(goal, bank=rows), "bank", bank.quantile_rows, threshold])  # type: ignore[type-var]
+
+
 def other_classes(labels: Tensor, classes: int, random: SampleRandom) -> Tensor:
     """Draw a class for each item, uniformly from those that it is not of; from its own stream.
 
+    An ordered pair of different classes is drawn, of which the first that is not the label is taken: so two labels of one item have the
+    same target, unless the pair's first class is one of them.
+
     labels: [batch] -> [batch], long
     """
-    drawn = (random.uniform("target", (1,))[:, 0].double() * (classes - 1)).long().clamp(max=classes - 2).to(labels.device)
-    return drawn + (drawn >= labels)
+    shares = random.uniform("target", (2,)).double().to(labels.device)
+    first = (shares[:, 0] * classes).long().clamp(max=classes - 1)
+    second = (shares[:, 1] * (classes - 1)).long().clamp(max=classes - 2)
+    return torch.where(first == labels, second + (second >= first), first)
 
 
 def _lead_of_others(logits: Tensor, classes: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ import math
 import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,17 @@ from rt_core.evaluation import describe
 from rt_core.execution import find_device
 from rt_core.fingerprints import fingerprint
 from rt_core.gallery import Gallery, Picture
+from rt_core.neighbors import Bank
 from rt_core.perturbing import check_batch, passes_of, progress_bar, represent_rows
 from rt_core.registry import installed
 from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
 from rt_core.traces import check_whole
 from rt_generator_perturbations.generators import Generator
-from rt_generator_perturbations.goals import Goal, TargetRepresentation, find_goal, with_bank
+from rt_generator_perturbations.goals import Goal, TargetRepresentation, check_targets, find_goal, print_of_goal, with_bank
 from rt_generator_perturbations.latents import Latents
 from rt_generator_perturbations.searching import Relaxation, further_draws, search
-from rt_generator_perturbations.victims import victims_of
+from rt_generator_perturbations.victims import check_bounds, victims_of
 
 __all__ = ["METRIC", "granularity_curve"]
 
@@ -66,7 +69,8 @@ def granularity_curve(
     The paper's protocol: an image of class y is drawn (without classes, y is what the victim says of it); it is skipped if the victim does
     not say y; a target is drawn; the activations of one group of layers are perturbed, the constraint being relaxed until the victim says
     the target. Whether the image still shows y is for people to say, afterwards: ``judged_items``, ``labelling_sheet``, ``read_votes``. All
-    victims see the same images and targets. Goals that need no classes (``"representation"``, ``"quantile"``, ``"breakaway"``) skip
+    victims see the same images and targets; without classes, an image that two victims call by different names may have another target for
+    each, as drawn targets must not be what the victim says anyway. Goals that need no classes (``"representation"``, ``"quantile"``, ``"breakaway"``) skip
     nothing.
 
     Args:
@@ -75,9 +79,9 @@ def granularity_curve(
         groups: {name: layers}, each perturbed for itself; None takes latent, early, middle, late and pixels (``generator.groups``).
         goal: a name or a ``Goal``; the paper's is ``"target"``.
         items: how many images; or the latents of given ones.
-        classes: of the images, one or one an item; None draws them.
+        classes: of the images, one or one an item; None draws them. Not beside given latents, which have theirs.
         targets: [items] classes, or for the goal ``"representation"`` images [items, channel, height, width] to imitate; unless given, classes
-            are drawn, and items imitate each other in pairs (0 with 1, 2 with 3).
+            are drawn, and items imitate each other in pairs (0 with 1, 2 with 3). Goals that lead away have none.
         seed: of latents, classes, targets and starts.
         scales: ``"layer"`` or ``"neuron"`` (``generator.scales(per=…)``), or a mapping by layer.
         pictures: of how many items clean and perturbed pictures are kept; None keeps as many as take 256 MiB.
@@ -92,13 +96,26 @@ def granularity_curve(
         magnitudes of different groups are comparable in the norm ``"rms"`` at most; compare victims within a group.
 
     Raises:
-        ValueError: a parameter that makes no sense, or an odd number of items that are to imitate each other.
+        ValueError: a parameter that makes no sense or would be ignored, no items, ids that repeat, an odd number of items that are to imitate
+            each other, a victim of other bounds than the generator's images, or a ``Bank``, which is one victim's, for several.
         LayerError: a layer that is not there.
         StoreError: the folder holds another run, or cannot be written.
     """
     began = time.monotonic()
     wanted, chosen, schedule = find_goal(goal), generator.groups(groups), Relaxation(**relaxation)
-    given_victims = victims_of(victims)
+    given_victims, bank = victims_of(victims), getattr(wanted, "bank", None)
+    check_targets(wanted, targets)
+    for victim in given_victims.values():
+        check_bounds(victim, generator)
+    if isinstance(bank, Bank) and len(given_victims) > 1:
+        raise ValueError(
+            f"bank is a Bank, of one victim's representations, and there are {len(given_victims)} victims; give its inputs, [n, *input], which each "
+            "victim represents, or how many draws"
+        )
+    if isinstance(items, Latents) and classes is not None:
+        raise ValueError(
+            f"classes is {classes!r}, and items are latents that have theirs; leave classes out, or say how many items to draw"
+        )
     with torch.inference_mode(False), generator.in_use(place := find_device(device)):
         given = fingerprint(items) if isinstance(items, Latents) else ""
         if not isinstance(items, Latents):
@@ -113,6 +130,7 @@ def granularity_curve(
             goal=wanted,
             schedule=schedule,
             scales=scale,
+            scaled_by=scales if isinstance(scales, str) else "",
             targets=None if targets is None else torch.as_tensor(targets),
             seed=seed,
             batch=size + (size % 2 if _in_pairs(wanted, targets) else 0),
@@ -145,6 +163,7 @@ class _Study:
     goal: Goal
     schedule: Relaxation
     scales: Mapping[str, Any]
+    scaled_by: str  # "layer", "neuron", or "" where they were given
     targets: Tensor | None
     seed: int
     batch: int
@@ -157,8 +176,18 @@ class _Study:
     clean: dict[int, np.ndarray] = field(default_factory=dict)
     encoders: dict[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def goal_print(self) -> str:
+        return print_of_goal(self.goal)
+
     def __post_init__(self) -> None:
         items = len(self.latents)
+        if not items:
+            raise ValueError("items hold no latents; give at least one, or how many to draw")
+        if repeated := [name for name, times in Counter(self.latents.ids).items() if times > 1]:
+            raise ValueError(
+                f"id {repeated[0]!r} stands for more than one item; give each latent an id of its own, by which rows are told apart"
+            )
         if self.targets is not None and len(self.targets) != items:
             raise ValueError(f"{len(self.targets)} targets for {items} items; give one an item, or none to draw them")
         if _in_pairs(self.goal, self.targets) and items % 2:
@@ -172,13 +201,14 @@ class _Study:
         )
         for start in range(0, len(self.latents), self.batch):
             part, settled = self.latents.select(slice(start, start + self.batch)), None
+            shown = min(max(self.pictured - start, 0), len(part))
             for group in self.groups:
                 key = key_of(["perturbations", *self._identity(group, start), print_of_it, fingerprint(part)])
                 block = store.load(key)
-                if block is None:
+                if block is None or len(block["images"]) < shown:
                     if settled is None:
                         settled = self._settle(victim, part, start)
-                    block = self._block(victim, goal, group, part, settled)
+                    block = self._block(victim, goal, group, part, settled, shown)
                     store.save(key, block)
                 self._keep(label, group, start, part.ids, block)
                 yield len(part)
@@ -188,8 +218,9 @@ class _Study:
     def _identity(self, group: str, start: int) -> list[Any]:
         layers = self.groups[group]
         targets = None if self.targets is None else self.targets[start : start + self.batch]
-        parts = map(fingerprint, (self.goal, {layer: self.scales.get(layer) for layer in layers}, targets))
-        return [self.of, list(layers), asdict(self.schedule), *parts, self.seed, self.batch, str(self.device), core_versions()]
+        parts = map(fingerprint, ({layer: self.scales.get(layer) for layer in layers}, targets))
+        made_by = [self.seed, self.batch, str(self.device), core_versions(), version("rt-generator-perturbations")]
+        return [self.of, list(layers), asdict(self.schedule), self.goal_print, *parts, *made_by]
 
     def _settle(self, victim: Encoder, part: Latents, start: int) -> "_Settled":
         """Return which items of a block are asked about, and what for: the steps of the protocol before the search."""
@@ -209,7 +240,7 @@ class _Study:
             skipped["target is own class"] = given == labels
         return _Settled(images.cpu(), labels, given, skipped)
 
-    def _block(self, victim: Encoder, goal: Goal, group: str, part: Latents, settled: "_Settled") -> dict[str, np.ndarray]:
+    def _block(self, victim: Encoder, goal: Goal, group: str, part: Latents, settled: "_Settled", shown: int) -> dict[str, np.ndarray]:
         kept = settled.kept
         block = {name: np.full(len(part), math.nan) for name in ("value", *_NOTED)}
         block |= {f"skipped/{why}": np.where(who, 1.0, math.nan) for why, who in settled.skipped.items()}
@@ -235,7 +266,7 @@ class _Study:
                 if numbers is not None:
                     block[name][kept.numpy()] = numbers.double().numpy()
             images[kept] = found.images.to(images)
-        return {**block, "clean": settled.images.float().numpy(), "images": images.float().numpy()}
+        return {**block, "clean": settled.images[:shown].float().numpy(), "images": images[:shown].float().numpy()}
 
     def _keep(self, label: str, group: str, start: int, ids: Sequence[str], block: Mapping[str, np.ndarray]) -> None:
         key = {"encoder": label, "attack": group, "aim": self.goal.aim}
@@ -272,11 +303,15 @@ class _Study:
         bank = bank if isinstance(bank, int) else len(bank)
         about, goal = self.generator.describe(), describe(self.goal)
         goal = {"goal": type(self.goal).__name__, **(goal if isinstance(goal, dict) else {})}
+        if isinstance(given := getattr(self.goal, "bank", 0), (Bank, torch.Tensor)):
+            goal["bank"] = f"{len(given)} given, {self.goal_print[:8]}"
+        shapes = self.generator.shapes()
+        sizes = {group: sum(math.prod(shapes[layer]) for layer in layers) for group, layers in self.groups.items()}
+        schedule = {"class": "layers of a generator", **asdict(self.schedule)}
         attacks = {
-            group: {**goal, "class": "layers of a generator", "layers": list(layers), **asdict(self.schedule)}
+            group: {**goal, **schedule, "layers": list(layers), "size": sizes[group], "of": self._of(layers)}
             for group, layers in self.groups.items()
         }
-        shapes = self.generator.shapes()
         return {
             "plan": {
                 "encoders": {label: {**described} for label, described in self.encoders.items()},
@@ -295,7 +330,7 @@ class _Study:
                 "fingerprint": self.of,
                 "shapes": {layer: list(shape) for layer, shape in shapes.items()},
                 "scales": {layer: _told(self.scales[layer]) for layers in self.groups.values() for layer in layers},
-                "sizes": {group: sum(math.prod(shapes[layer]) for layer in layers) for group, layers in self.groups.items()},
+                "sizes": sizes,
             },
             "encoders": self.encoders,
             "errors": [],
@@ -321,6 +356,15 @@ class _Study:
             "versions": _versions(),
             "seconds": round(seconds, 3),
         }
+
+    def _of(self, layers: Sequence[str]) -> str:
+        """Return by short fingerprints what the magnitudes of some layers are of: those of other images, targets or units are others."""
+        # What is measured of the generator and the seed may differ in last bits between machines; how it was asked for does not.
+        scales = self.scaled_by or fingerprint({layer: torch.as_tensor(self.scales[layer]) for layer in layers})[:8]
+        parts = {"generator": self.of[:8], "items": fingerprint(self.latents)[:8], "scales": scales}
+        if self.targets is not None:
+            parts["targets"] = fingerprint(self.targets)[:8]
+        return " ".join(f"{what}:{print_of_it}" for what, print_of_it in parts.items())
 
 
 @dataclass(frozen=True, eq=False)

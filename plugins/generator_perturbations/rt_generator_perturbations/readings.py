@@ -1,7 +1,8 @@
 """Readings of magnitudes by granularity: growing shares with bands, ratios of two victims, what a fixed maximum misses, pictures."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from PIL import Image, ImageDraw
 from rt_core import statistics
 from rt_core.results import Results
 from rt_generator_perturbations.labelling import Item
+from rt_generator_perturbations.searching import Relaxation
 
 __all__ = ["cumulative", "curve_plot", "judged_items", "picture_grid", "ratios", "trade_off"]
 
-_POINTS = 20
+_POINTS = 25
 _COLORS = ((0, 90, 160), (200, 80, 0), (0, 130, 90), (150, 60, 140), (110, 110, 30), (90, 90, 90))
 _INK, _PAPER, _FRAME = (20, 20, 20), (255, 255, 255), (200, 60, 40)
 
@@ -26,12 +28,13 @@ def cumulative(
 
     All items that were not skipped count, also those for which nothing was found up to the limit. With votes there is a second reading,
     label-keeping: a success is one whose perturbed picture kept its class, among the items whose clean picture truly shows it. The intervals
-    are a band: they hold for all magnitudes of a curve at once with probability ``level`` (Clopper-Pearson, at the level that Bonferroni
-    gives). With a single magnitude this is the reading without people: a fixed maximum.
+    are a band: at magnitudes that are fixed beforehand they hold for all of a curve at once with probability ``level`` (Clopper-Pearson, or by
+    pair where items imitate each other in pairs, at the level that Bonferroni gives). With a single magnitude this is the reading without
+    people: a fixed maximum.
 
     Args:
         results: of ``granularity_curve``.
-        magnitudes: where to read; None takes 20 quantiles of all that were found.
+        magnitudes: where to read; None takes 25 of each group, evenly spread on a log scale from where the search starts to its limit.
         votes: what ``read_votes`` or ``judge_votes`` returns. An item's clean picture is judged once for all groups; items
             whose clean picture was not judged are left out, and counted.
 
@@ -43,24 +46,24 @@ def cumulative(
         ValueError: no magnitudes, or a perturbed picture that was found and not judged.
     """
     frame = _magnitudes(results)
-    found = frame["value"][np.isfinite(frame["value"])].to_numpy()
-    if magnitudes is None:
-        magnitudes = np.unique(np.quantile(found, np.linspace(0, 1, _POINTS))).tolist() if len(found) else [1.0]
-    if not len(magnitudes):
+    if magnitudes is not None and not len(magnitudes):
         raise ValueError("magnitudes is empty; give those at which to read, or None")
     judged = None if votes is None else _judged(frame, votes)
     rows: list[list[Any]] = []
+    pairs, seed = _pairs(results), results.manifest["seed"]
     for (encoder, attack, aim), part in frame.groupby(["encoder", "attack", "aim"], sort=False):
+        at = _places(results.manifest["plan"]["attacks"][attack]) if magnitudes is None else magnitudes
         own = part[part["value"].notna()]
         skipped, items = len(part) - len(own), len(part)
         about = [encoder, attack, aim]
-        rows += _curve([*about, "raw", ""], own["value"].to_numpy(), magnitudes, level, [skipped, 0, 0, items])
+        rows += _curve([*about, "raw", ""], own["value"].to_numpy(), own["sample"].map(pairs), at, level, seed, [skipped, 0, 0, items])
         if judged is not None:
             seen = judged.loc[own.index]
             shown = own[seen["clean_kept"] == 1]
             values = np.where(judged.loc[shown.index, "kept"] == 1, shown["value"], math.inf)
             left_out = [skipped, int((seen["clean_kept"] == 0).sum()), int(seen["clean_kept"].isna().sum()), items]
-            rows += _curve([*about, "label-keeping", judged.attrs["by"]], values, magnitudes, level, left_out)
+            by = [*about, "label-keeping", judged.attrs["by"]]
+            rows += _curve(by, values, shown["sample"].map(pairs), at, level, seed, left_out)
     columns = ["encoder", "attack", "aim", "reading", "judged_by", "magnitude", "share", "low", "high", "reached", "n"]
     return pd.DataFrame(rows, columns=[*columns, "skipped", "not_kept", "unjudged", "items"])
 
@@ -70,8 +73,9 @@ def ratios(results: Results, first: str, second: str, *, level: float = 0.95) ->
 
     Above 1: the first is more robust. Two readings, since what was not reached has no ratio: the geometric mean over the items that were
     reached for both (bootstrap-t of the logarithms), which leaves out the items that are hardest, and the median over all (order
-    statistics), where an item that was reached for one alone counts as infinite or zero; items reached for neither say nothing. For tests and
-    corrected p-values see ``Results.compare``.
+    statistics), where an item that was reached for one alone counts as infinite or zero; items reached for neither say nothing. Items that
+    imitate each other in pairs are resampled as pairs, for both. Intervals are not corrected for their number; for tests and corrected
+    p-values see ``Results.compare``.
 
     Returns:
         Columns attack, aim, ratio, low, high, n, median, median_low, median_high, first_alone and second_alone (reached for that one alone),
@@ -84,19 +88,21 @@ def ratios(results: Results, first: str, second: str, *, level: float = 0.95) ->
     for name in (first, second):
         if name not in {*frame["encoder"]}:
             raise ValueError(f"no results of victim {name!r}; there are {', '.join(map(repr, dict.fromkeys(frame['encoder'])))}")
-    keys = ["attack", "aim", "sample"]
+    keys, pairs, seed = ["attack", "aim", "sample"], _pairs(results), results.manifest["seed"]
     one, two = (frame[frame["encoder"] == name].set_index(keys)["value"].dropna() for name in (first, second))
     rows: list[list[Any]] = []
     for (attack, aim), part in pd.concat([one, two], axis=1, join="inner", keys=["one", "two"]).groupby(["attack", "aim"], sort=False):
         left, right = part["one"].to_numpy(), part["two"].to_numpy()
+        owners = part.index.get_level_values("sample").map(pairs).to_numpy()
         there = [np.isfinite(left), np.isfinite(right)]
         told = (there[0] | there[1]) & ((left > 0) | (right > 0))
         with np.errstate(divide="ignore"):
             logs = np.log(left[told]) - np.log(right[told])
         both = logs[np.isfinite(logs)]
         empty = statistics.Interval(math.nan, math.nan, math.nan, 0, "no values")
-        mean = statistics.bootstrap_interval(both, "mean", level=level, seed=results.manifest["seed"]) if len(both) else empty
-        middle = statistics.median_interval(logs, level=level) if len(logs) else empty
+        groups = owners[told][np.isfinite(logs)]
+        mean = statistics.bootstrap_interval(both, "mean", level=level, seed=seed, groups=groups) if len(both) else empty
+        middle = statistics.interval(logs, statistic="median", groups=owners[told], level=level, seed=seed) if len(logs) else empty
         alone = [int((there[0] & ~there[1]).sum()), int((there[1] & ~there[0]).sum()), int((~there[0] & ~there[1]).sum())]
         factors = [np.exp(value) for found in (mean, middle) for value in (found.estimate, found.low, found.high)]
         rows.append([attack, aim, *factors[:3], len(both), *factors[3:], *alone])
@@ -167,6 +173,7 @@ def judged_items(results: Results, *, names: Sequence[str] | None = None) -> Ite
             magnitude=row.divergence,
             victim=row.encoder,
             group=row.attack,
+            victim_fingerprint=results.manifest["encoders"][row.encoder]["fingerprint"],
         )
 
 
@@ -275,15 +282,26 @@ def _magnitudes(results: Results) -> pd.DataFrame:
     return results.frame[results.frame["metric"] == "magnitude"].reset_index(drop=True)
 
 
-def _curve(about: list[Any], values: np.ndarray, magnitudes: Iterable[float], level: float, counts: list[int]) -> Iterator[list[Any]]:
-    thresholds = [*magnitudes]
+def _places(about: Mapping[str, Any]) -> list[float]:
+    """Return where to read a curve of some layers, by how they were searched alone."""
+    radii = Relaxation(**{option.name: about[option.name] for option in fields(Relaxation)}).radii(about["size"])
+    return np.unique(np.geomspace(radii[0], radii[-1], _POINTS)).tolist()
+
+
+def _pairs(results: Results) -> dict[str, int]:
+    """Return what each item is one observation with: the pair in which two items imitate each other, else itself."""
+    about = results.manifest["samples"]
+    return dict(zip(about["sample"], about["pair"], strict=True))
+
+
+def _curve(
+    about: list[Any], values: np.ndarray, owners: Iterable[int], magnitudes: Iterable[float], level: float, seed: int, counts: list[int]
+) -> Iterator[list[Any]]:
+    thresholds, groups = [*magnitudes], np.asarray(owners)
     for magnitude in thresholds:
-        reached, n = int((values <= magnitude).sum()), len(values)
-        share = [math.nan] * 3
-        if n:
-            found = statistics.proportion_interval(reached, n, level=1 - (1 - level) / len(thresholds))
-            share = [found.estimate, found.low, found.high]
-        yield [*about, magnitude, *share, reached, n, *counts]
+        within, each = (values <= magnitude).astype(np.float64), 1 - (1 - level) / len(thresholds)
+        found = statistics.interval(within, statistic="rate", groups=groups, level=each, seed=seed)
+        yield [*about, magnitude, found.estimate, found.low, found.high, int(within.sum()), len(values), *counts]
 
 
 def _judged(frame: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:

@@ -14,13 +14,15 @@ from rt_core.perturbing import check_batch
 from rt_core.randomness import SampleRandom
 from rt_core.traces import check_number, check_whole, lengths, per_sample
 from rt_generator_perturbations.generators import Generator
-from rt_generator_perturbations.goals import Goal, Objective, find_goal, with_bank
+from rt_generator_perturbations.goals import Goal, Objective, check_targets, find_goal, with_bank
 from rt_generator_perturbations.latents import Latents
+from rt_generator_perturbations.victims import check_bounds
 
 __all__ = ["NORMS", "Coordinates", "Found", "PerturbationModel", "Relaxation", "perturbation_model", "search"]
 
 NORMS = ("rms", "l2", "layer_max")
 _START, _LIMIT = 0.01, 5.0  # standard deviations
+_INSIDE = 1 - 1e-6  # of a radius: lengths are measured in float32 there, and what is found in float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,9 @@ class Coordinates:
     each neuron has its own. So a step touches each number a few times and no more.
 
     shapes: {layer: shape of one image's activation}, in order; scales: {layer: a positive number, or a tensor of the layer's shape}
+
+    Raises:
+        ValueError: no layer, another norm, or a scale that is missing, of another shape, negative, not finite or all 0.
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], scales: Mapping[str, Any], norm: str = "rms") -> None:
@@ -145,16 +150,15 @@ class Coordinates:
 
     def magnitude(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the norm of q, summed in float64: [batch]."""
-        return self._blocks(torch.stack([lengths(_exact(part)) / unit for part, unit in zip(parts, self._units, strict=True)], dim=1)).amax(
-            1
-        )
+        return self._blocks(self._exact_lengths(parts)).amax(1)
 
-    def project(self, parts: Sequence[Tensor], radius: float) -> Tensor:
+    def project(self, parts: Sequence[Tensor], radius: float, *, exact: bool = False) -> Tensor:
         """Move the parts back into the ball, in place: what is too long is shortened, all layers together or, for layer_max, each for itself.
 
+        They come to lie a millionth of the radius inside. exact: measure in float64, where float32 is off by more (from some 100,000 numbers on).
         Return the magnitude that each had, [batch].
         """
-        block = self._blocks(self._lengths(parts, inverse=True))
+        block, radius = self._blocks(self._exact_lengths(parts) if exact else self._lengths(parts, inverse=True)), radius * _INSIDE
         shorter = torch.where(block > radius, radius / block, 1)
         for part, factor in zip(parts, shorter.T, strict=True):
             part.mul_(per_sample(factor.to(part), part))
@@ -173,6 +177,9 @@ class Coordinates:
         for part, slope, factor, unit in zip(parts, slopes, factors.T, self._units, strict=True):
             part.addcmul_(per_sample((factor * unit**2).to(part), part), slope, value=-1)
         return ~sloped.any(1)
+
+    def _exact_lengths(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([lengths(_exact(part)) / unit for part, unit in zip(parts, self._units, strict=True)], dim=1)
 
     def _lengths(self, parts: Sequence[Tensor], *, inverse: bool = False) -> Tensor:
         """Return the length of each layer's q, or of the slope in it: [batch, layers]. One pass each; off by some last bits of float32."""
@@ -257,18 +264,23 @@ def search(
         goal: a name (``GOALS``) or a ``Goal``.
         layers: the names of the layers that are perturbed together, ``"latent"`` and ``"image"`` among them if wanted.
         scales: {layer: scale}; ``generator.scales()`` unless given.
-        labels: [batch], the items' classes; unless given those that they were drawn of, or else what the victim says of the clean images.
-        targets: [batch] classes or [batch, dim] representations to reach; classes are drawn at random unless given.
+        labels: [batch], the items' classes; unless given, those that they were drawn of, or else what the victim says of the clean images.
+        targets: [batch] classes or [batch, dim] representations to reach; classes are drawn at random unless given. Goals that lead away have none.
         batch: how many at a time, 64 unless given.
         device: where both run; None leaves them where they are.
         relaxation: the fields of ``Relaxation``.
 
     Raises:
-        ValueError: a parameter out of its range, or a goal that lacks what it needs.
+        ValueError: a parameter out of its range, no items, a goal that lacks what it needs or is given what it has not, or a victim of other
+            bounds than the generator's images.
         LayerError: no such layer.
     """
     schedule, wanted, whole, size = Relaxation(**relaxation), find_goal(goal), len(latents), check_batch(batch)
     chosen = generator.groups({"layers": list(layers)})["layers"]
+    check_bounds(victim, generator)
+    check_targets(wanted, targets)
+    if not whole:
+        raise ValueError("latents hold no items; give at least one, such as generator.draw(range(10))")
     for what, given in (("labels", labels), ("targets", targets)):
         if given is not None and len(given) != whole:
             raise ValueError(f"{len(given)} {what} for {whole} items; give one an item")
@@ -381,7 +393,12 @@ def perturbation_model(
         norm: that ``magnitude`` measures in.
         limit: None takes inputs in units of the layers' scales, 0 for no perturbation. With a number, inputs lie in [0, 1], as toolboxes want
             them: 0.5 is no perturbation, 0 and 1 are this many standard deviations, so an epsilon of theirs stands for 2 · limit · epsilon.
+
+    Raises:
+        ValueError: a parameter out of its range, or a victim of other bounds than the generator's images.
+        LayerError: no such layer.
     """
+    check_bounds(victim, generator)
     if limit is not None:
         check_number("limit", limit)
         if not limit > 0:
@@ -417,15 +434,25 @@ def _searched(
     if goal.start == "random":
         start = random.normal("start", (coordinates.size,)).to(start)
         start = start * (radii[0] / coordinates.magnitude(coordinates.parts(start)).to(start))[:, None]
-    parts, steps, stuck = _relaxed(view, coordinates.parts(start), radii, schedule)
-    factor, reached = _shortened(view, parts, schedule.refine)
-    first = torch.where(reached, coordinates.magnitude(parts), math.inf)
-    parts = _times(parts, factor)
+    whole, steps, stuck = _relaxed(view, coordinates.parts(start), radii, schedule)
+    coordinates.project(whole, radii[-1], exact=True)
+    factor, ended = _shortened(view, whole, schedule.refine)
+
+    def measured() -> tuple[Tensor, Tensor, Tensor]:
+        made = generator(latents, coordinates.perturbations(_times(whole, factor)))
+        said = victim(made)
+        return made, said, objective(said) < 0
+
+    images, outputs, reached = measured()
+    if bool((lost := ended & ~reached).any()):  # passes that differ in last bits: what was shortened to the very edge falls back
+        factor = torch.where(lost, 1, factor)
+        again = measured()
+        images, outputs, reached = (
+            torch.where(per_sample(lost, new), new, old) for new, old in zip(again, (images, outputs, reached), strict=True)
+        )
+    parts = _times(whole, factor)
     perturbations = coordinates.perturbations(parts)
-    images = generator(latents, perturbations)
-    outputs = victim(images)
-    reached = objective(outputs) < 0
-    magnitude = torch.where(reached, coordinates.magnitude(parts), math.inf)
+    first, magnitude = (torch.where(reached, coordinates.magnitude(one), math.inf) for one in (whole, parts))
     return Found(
         ids=latents.ids,
         reached=reached.cpu(),

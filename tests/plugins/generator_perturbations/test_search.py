@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rt_core import Bank, Encoder, SampleRandom
+from rt_generator_perturbations import searching
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import (
     GOALS,
@@ -20,6 +21,7 @@ from rt_generator_perturbations.goals import (
     Untargeted,
     find_goal,
     other_classes,
+    print_of_goal,
     with_bank,
 )
 from rt_generator_perturbations.layers import LayerError
@@ -95,6 +97,10 @@ def conv_victim(seed=2):
 def pixels():
     """An encoder that is the image itself."""
     return Encoder(nn.Flatten(), name="pixels")
+
+
+def shifted_victim():
+    return Encoder(nn.Flatten(), name="shifted", bounds=(-1, 1))
 
 
 def coordinates_of(generator, layers, norm="rms"):
@@ -203,7 +209,8 @@ def test_a_limit_that_is_too_low_is_said_and_the_last_attempt_lies_on_it():
     assert found.status.count("reached") == 4
     assert torch.equal(found.magnitude.isinf(), ~found.reached)
     reach = coordinates_of(generator, ["first"]).magnitude([found.perturbations["first"]])[~found.reached]
-    torch.testing.assert_close(reach, torch.full_like(reach, limit))
+    torch.testing.assert_close(reach, torch.full_like(reach, limit), rtol=2e-6, atol=0)
+    assert (reach <= limit).all()
 
 
 def test_an_image_that_is_perturbed_at_the_pixels_stays_in_range():
@@ -291,6 +298,23 @@ def test_an_item_that_stands_in_the_bank_is_no_other_to_itself():
     assert (nearest != torch.arange(6)).all()
 
 
+def test_an_item_is_itself_in_the_bank_whatever_the_last_bits_of_its_batch():
+    generator = conv_generator()
+    encoder = Encoder(lambda images: images.flatten(1) * (1 + 3e-7 * len(images)), name="pixels of a batch")
+    latents = generator.draw(range(6), seed=0)
+    others = Encoder(lambda images: images.flatten(1), name="pixels")(generator(latents))
+    goal = Breakaway(bank=generator(latents).detach())
+
+    found = search(generator, encoder, latents, goal, layers=["image"], limit=20.0, batch=2)
+
+    nearest = torch.cdist(others.double(), others.double()).fill_diagonal_(math.inf).min(1).values
+    least = nearest / 2 / generator.scales()["image"] / math.sqrt(64)
+    assert found.reached.all()
+    assert (found.magnitude >= least * 0.999).all()
+    with pytest.raises(ValueError, match="all 1 rows of the bank are an item's own"):
+        search(generator, encoder, latents, Breakaway(bank=goal.bank[:1]), layers=["image"])
+
+
 @pytest.mark.parametrize("shape", [(8,), (1,), (16, 1, 1)])
 def test_scales_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"the scale of layer 'a' has shape .*; expected one number, or one for each neuron, \[16, 4, 4\]"):
@@ -300,6 +324,80 @@ def test_scales_of_another_shape_are_refused(shape):
 def test_a_norm_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="norm is 'linf'; expected one of 'rms', 'l2', 'layer_max'"):
         Coordinates({"a": (3,)}, {"a": 1.0}, "linf")
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_lies_in_the_ball_in_float32_lies_in_it_in_float64(norm, exact):
+    sizes = {"a": (100,), "b": (300_000 if exact else 300,)}
+    coordinates = Coordinates(sizes, {"a": 0.7, "b": 1.3}, norm)
+    parts = coordinates.parts(torch.randn(20, coordinates.size, generator=torch.Generator().manual_seed(0)))
+
+    coordinates.project(parts, 0.2, exact=exact)
+
+    measured = coordinates.magnitude(parts)
+    assert (measured <= 0.2).all()
+    torch.testing.assert_close(measured, torch.full_like(measured, 0.2), rtol=2e-6, atol=0)
+
+
+def test_nothing_is_reached_beyond_the_limit():
+    generator, victim = linear_generator(), linear_victim()
+    latents = generator.draw(range(40), seed=1)
+    best = smallest(generator, victim, latents, coordinates_of(generator, ["image"]), "rms", victim(generator(latents)).argmax(1))
+
+    for share in (0.3, 0.5, 0.7):
+        limit = best.quantile(share).item() * 1.02
+        found = search(generator, victim, latents, layers=["image"], start=limit / 2, growth=2, limit=limit, refine=0)
+
+        assert (found.magnitude[found.reached] > limit * 0.999).any()
+        assert (found.magnitude[found.reached] <= limit).all()
+
+
+class Shaky(nn.Module):
+    """Two classes, and a pass that says the other class of the first image when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = linear_victim().module
+        self.shaken = False
+
+    def forward(self, images):
+        logits = self.logits(images)
+        return torch.cat([logits[:1].flip(1), logits[1:]]) if self.shaken else logits
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_lost_in_the_last_measurement_falls_back_to_what_was_first_reached(times, monkeypatch):
+    generator, shaky = linear_generator(), Shaky()
+    victim = classifier(shaky, name="shaky")
+    latents = generator.draw(range(5), seed=1)
+    options = {"layers": ["first"], "limit": 200, "growth": 1.5}
+    steady = search(generator, victim, latents, **options)
+    left = []
+
+    def watched(*given):
+        found = shortened(*given)
+        left.extend([True] * times)
+        return found
+
+    def forward(images, plain=shaky.forward):
+        shaky.shaken = bool(left and left.pop())
+        return plain(images)
+
+    shortened = searching._shortened
+    monkeypatch.setattr(searching, "_shortened", watched)
+    monkeypatch.setattr(shaky, "forward", forward)
+    found = search(generator, victim, latents, **options)
+
+    assert steady.reached.all()
+    assert found.reached.tolist() == [times == 1, True, True, True, True]
+    for name in ("magnitude", "first", "images", "outputs"):
+        assert torch.equal(getattr(found, name)[1:], getattr(steady, name)[1:])
+    if times == 1:
+        assert found.magnitude[0] == found.first[0] == steady.first[0] > steady.magnitude[0]
+        torch.testing.assert_close(victim(generator(latents, found.perturbations))[0], found.outputs[0])
+    else:
+        assert found.magnitude[0] == found.first[0] == math.inf
 
 
 def test_slopes_that_are_not_finite_end_an_item_and_no_other():
@@ -367,7 +465,7 @@ def test_projection_goes_into_the_ball_and_once_there_changes_nothing(sizes, nor
     again = [part.clone() for part in parts]
     coordinates.project(again, radius)
     torch.testing.assert_close(coordinates.rows(again), placed)
-    inside = told <= radius
+    inside = told <= radius * (1 - 1e-6)
     assert all(torch.equal(part[inside], old[inside]) for part, old in zip(parts, coordinates.parts(before), strict=True))
     assert (placed * before >= 0).all()
 
@@ -456,6 +554,18 @@ def test_random_targets_are_other_classes_uniform_and_an_items_own():
     shares = torch.stack([torch.bincount(targets[labels == label], minlength=5) for label in range(5)]) / 800
     assert (shares[~torch.eye(5, dtype=torch.bool)] - 0.25).abs().max() < 0.06
     assert torch.equal(targets[7:9], other_classes(labels[7:9], 5, SampleRandom.of(0, [7, 8])))
+
+
+def test_two_labels_of_one_item_have_one_target_unless_it_is_one_of_them():
+    random, classes = SampleRandom.of(0, range(4000)), 5
+    first, second = torch.arange(4000) % classes, (torch.arange(4000) + 1 + torch.arange(4000) // classes % 4) % classes
+
+    one, two = (other_classes(labels, classes, random) for labels in (first, second))
+
+    assert (first != second).all()
+    differ = one != two
+    assert ((one == second) | (two == first))[differ].all()
+    assert differ.double().mean() == pytest.approx(2 / classes, abs=0.03)
 
 
 def test_given_targets_are_kept():
@@ -585,6 +695,26 @@ def test_a_bank_of_draws_is_the_generators_own_and_none_of_the_items():
         (lambda: Coordinates({"a": (1,)}, {"a": 0.0}), "scale of layer 'a'"),
         (lambda: victims_of([]), "no victim is given"),
         (lambda: victims_of([pixels(), pixels()]), "two victims are called 'pixels'"),
+        (lambda: victims_of([5]), "a victim is 5; give an encoder"),
+        (lambda: search(conv_generator(), conv_victim(), conv_generator().draw([]), layers=["latent"]), "latents hold no items"),
+        (
+            lambda: search(
+                conv_generator(), conv_victim(), conv_generator().draw([0]), "untargeted", layers=["latent"], targets=torch.ones(1)
+            ),
+            "targets are given, and goal Untargeted leads away",
+        ),
+        (
+            lambda: search(conv_generator(), shifted_victim(), conv_generator().draw([0]), layers=["latent"]),
+            r"victim 'shifted' takes inputs in \[-1, 1\], and generator 'conv' draws images in \[0, 1\]; make the victim one of bounds=\(0, 1\)",
+        ),
+        (
+            lambda: perturbation_model(conv_generator(), shifted_victim(), conv_generator().draw([0]), layers=["latent"]),
+            "victim 'shifted' takes inputs in",
+        ),
+        (
+            lambda: perturbation_model(linear_generator(), linear_victim(), linear_generator().draw([0]), layers=["latent"], norm="linf"),
+            "norm is 'linf'",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_remedy(make, words):
@@ -671,6 +801,26 @@ def test_an_attack_of_art_searches_perturbations():
 
     assert (model(moved).argmax(1) != labels).all()
     assert (torch.linalg.vector_norm(moved - 0.5, dim=1) <= 3.0 + 1e-4).all()
+
+
+@pytest.mark.parametrize("goal", [Breakaway, UniversalQuantile])
+def test_a_goal_with_a_bank_is_the_same_after_it_was_used(goal):
+    rows = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
+    used, other = goal(bank=Bank(rows)), goal(bank=Bank(rows + 1e-3))
+    before = print_of_goal(used)
+
+    search(linear_generator(), pixels(), linear_generator().draw([0]), used, layers=["first"])
+
+    assert print_of_goal(used) == before == print_of_goal(goal(bank=Bank(rows.clone())))
+    assert len({before, print_of_goal(other), print_of_goal(goal(bank=rows)), print_of_goal(goal(bank=20))}) == 4
+    if goal is UniversalQuantile:
+        assert print_of_goal(goal(bank=Bank(rows, quantile_rows=10))) != before
+
+
+def test_a_plain_function_is_a_victim():
+    (victim,) = victims_of(lambda images: images.flatten(1)).values()
+
+    assert torch.equal(victim(torch.ones(2, 1, 1, 3)), torch.ones(2, 3))
 
 
 def test_every_goal_has_a_name():
