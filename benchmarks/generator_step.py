@@ -1,10 +1,10 @@
 """What a search through a generator costs, as a ratio to the bare passes that it cannot do without.
 
 Bare: the clean pass, one forward pass of generator and victim and one gradient back to the first layer that is perturbed a step, and two last
-passes; weights frozen; nothing added to any activation, no scales, no projection, no checks. Its passes are run one by one just before those
-of the search, so that both see the same machine: a ratio is one run of both in lockstep, in CPU seconds. The goal is one that is never
-reached, so that every step is one of the whole batch. A row is a group of layers, and all of them at once, where adding to every activation
-and keeping its gradient cannot be had for nothing: "by hand" does that as well, and nothing else.
+passes; weights frozen; nothing added to any activation, no scales, no projection, no checks. By hand: the same, and a perturbation is added
+to every activation of the group and has its gradient taken, which no search can do without, and nothing else. Their passes are run one by one
+just before those of the search, so that both see the same machine: a ratio is one run of both in lockstep, in CPU seconds. The goal is one that
+is never reached, so that every step is one of the whole batch. A row is a group of layers, or all layers at once.
 """
 
 import argparse
@@ -151,20 +151,19 @@ def in_lockstep(setting: Setting, layers: Sequence[str], radii: int, *, by_hand:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--radii", type=int, default=6, help="three steps each (default: 6)")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{'a search, of its bare passes':40} {'median':>7} {'lowest':>7} {'highest':>7}   (torch {torch.__version__}, 1 thread; target: 1.10)"
-    )
+    print(f"a search costs, of ({arguments.repeats} runs; torch {torch.__version__}, 1 thread; target: 1.10)")
+    print(f"{'':40} {'bare passes':^22} {'by hand':^22}\n{'':40}" + 2 * f" {'median':>7} {'lowest':>7} {'highest':>7}")
     for setting in settings():
-        groups = setting.generator.groups()
-        rows = [(name, layers, False) for name, layers in groups.items()]
-        rows += [("all layers", setting.generator.layers, False), ("all, by hand", setting.generator.layers, True)]
-        for name, layers, by_hand in rows:
-            in_lockstep(setting, layers, 1, by_hand=by_hand)  # the first passes of a process are slow
-            ratios = [in_lockstep(setting, layers, arguments.radii, by_hand=by_hand) for _ in range(arguments.repeats)]
-            print(f"{setting.name + ', ' + name:40} {statistics.median(ratios):7.3f} {min(ratios):7.3f} {max(ratios):7.3f}", flush=True)
+        for name, layers in {**setting.generator.groups(), "all layers": setting.generator.layers}.items():
+            figures = ""
+            for by_hand in (False, True):
+                in_lockstep(setting, layers, 1, by_hand=by_hand)  # the first passes of a process are slow
+                ratios = [in_lockstep(setting, layers, arguments.radii, by_hand=by_hand) for _ in range(arguments.repeats)]
+                figures += f" {statistics.median(ratios):7.3f} {min(ratios):7.3f} {max(ratios):7.3f}"
+            print(f"{setting.name + ', ' + name:40}{figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -320,11 +320,16 @@ class Results:
             signs = f"{len(found['warnings'])} signs against the numbers" if found["warnings"] else "no sign against the numbers"
             lines.append(f"  {found['encoder']}: {signs} in a diagnosis of {found['samples']} samples ({found['passes']:,} passes)")
         lines += [f"  {suite}: {self._cost(members)}" for suite, members in about["suites"].items() if self._cost(members)]
-        for label, described in plan["attacks"].items():
-            given = described.items() if isinstance(described, dict) else ()
-            options = {name: value for name, value in given if name != "class" and value not in (None, [], {})}
-            shown = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items()]
-            lines.append(f"  {label}: {', '.join(shown) or described}")
+        told = {label: _options(described) for label, described in plan["attacks"].items()}
+        alike = [
+            option for option in next(iter(told.values()), []) if len(told) > 1 and all(option in options for options in told.values())
+        ]
+        lines += [f"  all attacks: {', '.join(alike)}"] * bool(alike)
+        lines += [
+            f"  {label}: {', '.join(own)}"
+            for label, options in told.items()
+            if (own := [option for option in options if option not in alike])
+        ]
         return "\n".join(lines)
 
     def _cost(self, members: Sequence[str]) -> str:
@@ -582,6 +587,14 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     diagnosis = None if second["diagnosis"] is None else [*kept, *later]
     labels = {what: {**first[what], **second[what]} for what in ("encoders", "metrics", "suites", "passes_a_sample")}
     return {**labels, "plan": {**second["plan"], **plan}, "diagnosis": diagnosis}
+
+
+def _options(described: Any) -> list[str]:
+    """Return what an attack is called with, as a caption says it."""
+    if not isinstance(described, dict):
+        return [str(described)]
+    given = {name: value for name, value in described.items() if name != "class" and value not in (None, [], {})}
+    return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in given.items()] or [str(described)]
 
 
 def _cell(row: Any) -> str:

@@ -422,6 +422,15 @@ def test_the_attacks_of_every_folder_stand_in_the_caption(tmp_path):
     assert ["mild: epsilon=0.1" in merged.caption(), "strong: epsilon=0.2" in merged.caption()] == [True, True]
 
 
+def test_a_caption_says_once_what_all_attacks_share():
+    lines = real(attacks={"short": UPGD(epsilon=0.1, steps=2), "long": UPGD(epsilon=0.1, steps=3)}).caption().splitlines()
+    assert [line for line in lines if "epsilon=0.1" in line] == [line for line in lines if line.startswith("  all attacks: ")]
+    assert lines[-2:] == ["  short: steps=2", "  long: steps=3"]
+    alone = real(attacks={"short": UPGD(epsilon=0.1, steps=2)}).caption()
+    assert "all attacks" not in alone
+    assert "short: " in alone and "epsilon=0.1" in alone
+
+
 def test_what_is_added_to_a_folder_takes_the_place_of_its_own_label_alone(tmp_path):
     metrics = {"mine/radius": METRICS["radius"], "mine": METRICS["bound"]}
     made({("a", "mine/radius"): [1.0, 2.0], ("a", "mine"): [3.0, 4.0]}, metrics=metrics).save(tmp_path)
