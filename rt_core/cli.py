@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rt-core {core_version()}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add(commands, "list", _list).add_argument("kind", nargs="?", choices=KINDS, help="one kind only")
+    listed = _add(commands, "list", _list)
+    listed.add_argument("what", nargs="?", help=f"one kind only ({', '.join(KINDS)}), or a name: its options, and what it does")
     _add(commands, "plugins", _plugins)
     demo = _add(commands, "demo", _demo)
     demo.add_argument("name", nargs="?", default="digits", help="of a demo that `rt list demo` shows (default: digits)")
@@ -97,10 +98,13 @@ def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int])
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    """List the attacks, metrics, encoders, datasets and demos that are installed."""
-    from rt_core.registry import installed
+    """List the attacks, metrics, encoders, datasets and demos that are installed, or the options of one."""
+    from rt_core.registry import explain, installed
 
-    kinds = [arguments.kind] if arguments.kind else list(KINDS)
+    if arguments.what and arguments.what not in KINDS:
+        print(explain(arguments.what))
+        return DONE
+    kinds = [arguments.what] if arguments.what else list(KINDS)
     items = [item for kind in kinds for item in installed().items if item.kind == kind]
     _print_columns((item.kind, item.entry.name, item.plugin.label, item.entry.summary) for item in items)
     return DONE

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
+from textwrap import indent
 from typing import Any
 
 from rt_core.errors import AmbiguousName, PluginError, UnknownName
 from rt_core.loading import KINDS, Item, PluginInfo, Plugins, normalize
 
-__all__ = ["Registry", "Use", "attack", "dataset", "demo", "encoder", "installed", "make", "metric", "register", "use"]
+__all__ = ["Registry", "Use", "attack", "dataset", "demo", "encoder", "explain", "installed", "make", "metric", "register", "use"]
 
 
 class Registry:
@@ -48,7 +49,7 @@ class Registry:
             raise ValueError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}")
         if not isinstance(name, str):
             raise ValueError(f"the name of the {kind} is {name!r}; write the name that `rt list {kind}` shows")
-        found = self._matches(kind, name)
+        found = self.matches(kind, name)
         if not found:
             raise UnknownName(self._explain_miss(kind, name))
         if len(found) > 1:
@@ -64,7 +65,8 @@ class Registry:
             owners[key] = (*owners.get(key, ()), item.full_name)
         return {key: names for key, names in owners.items() if len(names) > 1}
 
-    def _matches(self, kind: str, name: str) -> list[Item]:
+    def matches(self, kind: str, name: str) -> list[Item]:
+        """Return the items of that kind and name: of a bare name there may be several."""
         distribution, _, bare = name.rpartition("/")
         return [
             item
@@ -78,7 +80,7 @@ class Registry:
         known = [item for item in self.items if item.kind == kind]
         names = sorted({item.full_name if "/" in name else item.entry.name for item in known})
         lines = [f"no {kind} is named {name!r}{_did_you_mean(name, names)}"]
-        lines += [f"there is {_a(other)} of that name: rt_core.{other}({name!r})" for other in KINDS if self._matches(other, name)]
+        lines += [f"there is {_a(other)} of that name: rt_core.{other}({name!r})" for other in KINDS if self.matches(other, name)]
         lines.append(f"installed {kind}s: {', '.join(names) or 'none'}")
         if self._plugins.selected is not None:
             lines.append(f"RT_PLUGINS is set, so only these distributions were asked: {', '.join(self._plugins.selected)}")
@@ -173,14 +175,42 @@ def make(kind: str, name: str, options: Mapping[str, Any]) -> Any:
         ValueError: an option that does not exist, one that is missing, or one that the factory refuses.
     """
     item = installed().find(kind, name)
-    try:
-        factory = item.entry.resolve()
-    except Exception as error:  # a module may fail in any way while it is imported
-        raise PluginError(_explain_failure(item, error)) from error
+    factory = _factory(item)
     _check_options(item, factory, options)
     try:
         return factory(**options)
     except ImportError as error:
+        raise PluginError(_explain_failure(item, error)) from error
+
+
+def explain(name: str) -> str:
+    """Return what stands under a name, of every kind: the options that it takes with their defaults, and what its author says of it.
+
+    Raises:
+        UnknownName: nothing has that name.
+        PluginError: the plugin's code cannot be imported.
+    """
+    found = [item for kind in KINDS for item in installed().matches(kind, name)]
+    if not found:
+        names = sorted({item.entry.name for item in installed().items})
+        raise UnknownName(f"nothing is named {name!r}{_did_you_mean(name, names)} (`rt list` shows all)")
+    return "\n\n".join(map(_explained, found))
+
+
+def _explained(item: Item) -> str:
+    factory = _factory(item)
+    try:
+        taken = [str(one.replace(annotation=one.empty)) for one in inspect.signature(factory).parameters.values()]
+    except (TypeError, ValueError):  # a callable in C tells no signature
+        taken = []
+    told = "\n\n".join(filter(None, ["\n".join(taken), inspect.getdoc(factory)]))
+    return f"{item.kind} {item.entry.name} of {item.plugin.label}: {item.entry.summary}\n\n{indent(told, '  ')}".rstrip()
+
+
+def _factory(item: Item) -> Any:
+    try:
+        return item.entry.resolve()
+    except Exception as error:  # a module may fail in any way while it is imported
         raise PluginError(_explain_failure(item, error)) from error
 
 

@@ -431,6 +431,21 @@ def test_rt_list_prints_aligned_columns(distribution, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_rt_list_says_of_a_name_its_options_and_what_it_does(distribution, capsys):
+    distribution("rt-good", GOOD)
+
+    assert cli.main(["list", "uniform_noise"]) == 0
+    head, options, told = capsys.readouterr().out.strip().split("\n\n", 2)
+    assert head.startswith("attack uniform_noise of rt-core")
+    assert head.endswith(": move every value in a random direction, by at most epsilon")
+    assert options.split() == [f"epsilon={8 / 255}", "mask=None"]
+    assert "Raises:" in told
+    assert cli.main(["list", "rt-good/flip"]) == 0
+    assert capsys.readouterr().out.startswith("attack flip of rt-good 1.2: mirror the input")
+    assert cli.main(["list", "unifrom_noise"]) == 2
+    assert capsys.readouterr().err == "rt: nothing is named 'unifrom_noise'; did you mean 'uniform_noise'? (`rt list` shows all)\n"
+
+
 def test_rt_plugins_exits_1_if_one_is_broken(distribution, capsys):
     distribution("rt-good", GOOD)
     assert cli.main(["plugins"]) == 0
@@ -458,14 +473,15 @@ def test_errors_become_messages_and_exit_codes(monkeypatch, capsys):
 
         monkeypatch.setattr(cli, "_list", command)
         assert cli.main(["list"]) == code
-        assert capsys.readouterr().err == f"rt: {error}\n" if code == 2 else "rt: interrupted\n"
+        said = f"rt: {error}" if code == 2 else "rt: interrupted; the same command goes on where it was"
+        assert capsys.readouterr().err == said + "\n"
 
 
 def test_rt_alone_shows_its_commands_and_a_wrong_use_exits_2(capsys):
     assert cli.main([]) == 2
     assert "plugins" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["list", "nonsense"])
+        cli.main(["nonsense"])
 
 
 def run_rt(tmp_path, *arguments, **environment):
