@@ -7,13 +7,12 @@ import math
 import os
 import pickle
 import random
-import subprocess
 import sys
-from textwrap import dedent
 
 import numpy as np
 import pytest
 import torch
+from support import Failing, run_python
 from torch import nn
 
 import rt_core
@@ -258,20 +257,6 @@ def test_same_seed_same_result_and_the_random_start_belongs_to_the_batch():
     assert not torch.equal(first.inputs, parts.inputs)
 
 
-class Failing(nn.Module):
-    """Fails at its fifth call."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.calls = module, 0
-
-    def forward(self, inputs):
-        self.calls += 1
-        if self.calls == 5:
-            raise RuntimeError("out of order")
-        return self.module(inputs)
-
-
 def snapshot(network):
     root = logging.getLogger()
     return {
@@ -438,50 +423,6 @@ def test_a_version_that_was_not_tested_warns_once(monkeypatch, recwarn):
         "its attacks may mean something else"
     ]
     library.library.cache_clear()
-
-
-def run_python(script, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_without_art_everything_else_works(tmp_path):
-    run_python(
-        """
-        import sys
-
-        class Blocked:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] == "art":
-                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-        sys.meta_path.insert(0, Blocked())
-        import rt_core
-        assert any(item.entry.name == "art" for item in rt_core.installed().items)
-        assert "torch" not in sys.modules, "the entry module is not cold"
-
-        import torch
-        from rt_unsupervised_attacks import UPGD
-        encoder = rt_core.Encoder(torch.nn.Flatten(), name="flat")
-        plan = rt_core.Evaluation(
-            encoders=[encoder], dataset=torch.rand(8, 3, 4, 4), attacks={"u-pgd": UPGD(steps=2)},
-            metrics=["universal_quantile", "breakaway_risk"],
-        )
-        assert len(rt_core.run(plan, progress=False).frame)
-        try:
-            rt_core.attack("art", attack="FastGradientMethod")
-        except rt_core.PluginError as error:
-            assert "pip install adversarial-robustness-toolbox" in str(error), error
-            assert "No module named 'art'" in str(error), error
-        else:
-            raise AssertionError("no PluginError")
-        """,
-        HOME=str(tmp_path),
-    )
-    assert not list(tmp_path.iterdir())
 
 
 def test_importing_art_leaves_the_process_and_the_home_as_they_were(tmp_path):

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from support import Failing
 from torch import nn
 
 import rt_core
@@ -322,20 +323,6 @@ def test_a_factory_works_in_every_mode(encoder):
         assert (toward.divergence < l2(toward.targets, toward.clean)).all()
     search = ARTAttack(lambda estimator: DeepFool(estimator, verbose=False), mode="threshold", threshold=0.05)
     assert (rt_core.perturb(search, encoder, inputs).notes["reached"] == 1).all()
-
-
-class Failing(nn.Module):
-    """Fails at its fifth call of several rows or one."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.calls = module, 0
-
-    def forward(self, inputs):
-        self.calls += 1
-        if self.calls == 5:
-            raise RuntimeError("out of order")
-        return self.module(inputs)
 
 
 def snapshot(network):
