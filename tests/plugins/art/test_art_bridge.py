@@ -31,14 +31,6 @@ PGD = ("ProjectedGradientDescent", "ProjectedGradientDescentNumpy", "ProjectedGr
 GRADIENT = [name for name, served in SERVED.items() if served.modes[0] == "y" and served.whole]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Scaled(nn.Module):
     def __init__(self, module, factor=1.0, shift=0.0):
         super().__init__()

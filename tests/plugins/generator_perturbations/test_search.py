@@ -32,14 +32,6 @@ LAYERS = ("latent", "first", "second", "image")
 SUBSETS = [("latent",), ("image",), ("first", "image"), LAYERS]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Linear(nn.Module):
     def __init__(self, latent=6, inside=10):
         super().__init__()

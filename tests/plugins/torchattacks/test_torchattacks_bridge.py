@@ -41,14 +41,6 @@ TINY = {
 FROM_CLEAN = ("FGSM", "BIM", "MIFGSM", "UPGD", "DIFGSM", "TIFGSM", "NIFGSM", "SINIFGSM", "VMIFGSM", "VNIFGSM", "PIFGSM", "PIFGSMPP")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Scaled(nn.Module):
     def __init__(self, module, factor=1.0, shift=0.0):
         super().__init__()
