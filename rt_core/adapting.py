@@ -1,9 +1,8 @@
 """An encoder shown as a classifier, so that attacks on classifiers attack it without labels: the views that bridges to other libraries share."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ __all__ = [
     "better_of",
     "bisected",
     "check_route",
-    "did_you_mean",
     "magnitudes",
     "one_by_one",
     "threshold_of",
@@ -374,13 +372,6 @@ def check_route(route: Any) -> None:
     """Raise ValueError unless this says how many samples a library is given at a time."""
     if route not in ROUTES:
         raise ValueError(f"route is {route!r}; expected {', '.join(map(repr, ROUTES))}: whole batches, or one sample at a time")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean '…'?`` for the closest of the known names, or nothing."""
-    spelled = {one.lower(): one for one in known}
-    close = get_close_matches(name.lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def warn_untested(library: str, version: str, tested: tuple[tuple[int, ...], tuple[int, ...]]) -> None:

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
+
+from rt_core.naming import did_you_mean
 
 __all__ = ["DIVERGENCES", "Divergence", "cosine", "describe_divergence", "find_divergence", "kl", "l1", "l2", "linf", "wasserstein2"]
 
@@ -88,9 +89,8 @@ def find_divergence(divergence: str | Divergence) -> Divergence:
     if not isinstance(divergence, str):
         return divergence
     if divergence not in DIVERGENCES:
-        close = get_close_matches(divergence, DIVERGENCES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no divergence is named {divergence!r}{hint} (there are {', '.join(DIVERGENCES)}, or give a function)")
+        meant = did_you_mean(divergence, DIVERGENCES)
+        raise ValueError(f"no divergence is named {divergence!r}{meant} (there are {', '.join(DIVERGENCES)}, or give a function)")
     return DIVERGENCES[divergence]
 
 

@@ -3,9 +3,8 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from textwrap import indent
@@ -13,6 +12,7 @@ from typing import Any
 
 from rt_core.errors import AmbiguousName, PluginError, UnknownName
 from rt_core.loading import KINDS, Item, PluginInfo, Plugins, normalize
+from rt_core.naming import did_you_mean
 
 __all__ = ["Registry", "Use", "attack", "dataset", "demo", "encoder", "explain", "installed", "make", "metric", "register", "use"]
 
@@ -79,7 +79,7 @@ class Registry:
     def _explain_miss(self, kind: str, name: str) -> str:
         known = [item for item in self.items if item.kind == kind]
         names = sorted({item.full_name if "/" in name else item.entry.name for item in known})
-        lines = [f"no {kind} is named {name!r}{_did_you_mean(name, names)}"]
+        lines = [f"no {kind} is named {name!r}{did_you_mean(name, names)}"]
         lines += [f"there is {_a(other)} of that name: rt_core.{other}({name!r})" for other in KINDS if self.matches(other, name)]
         lines.append(f"installed {kind}s: {', '.join(names) or 'none'}")
         if self._plugins.selected is not None:
@@ -193,7 +193,7 @@ def explain(name: str) -> str:
     found = [item for kind in KINDS for item in installed().matches(kind, name)]
     if not found:
         names = sorted({item.entry.name for item in installed().items})
-        raise UnknownName(f"nothing is named {name!r}{_did_you_mean(name, names)} (`rt list` shows all)")
+        raise UnknownName(f"nothing is named {name!r}{did_you_mean(name, names)} (`rt list` shows all)")
     return "\n\n".join(map(_explained, found))
 
 
@@ -225,7 +225,7 @@ def _check_options(item: Item, factory: Any, options: Mapping[str, Any]) -> None
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
         for option in options:
             if option not in names:
-                raise ValueError(f"{item.kind} {item.entry.name!r} has no option {option!r}{_did_you_mean(option, names)} ({takes})")
+                raise ValueError(f"{item.kind} {item.entry.name!r} has no option {option!r}{did_you_mean(option, names)} ({takes})")
     missing = [one.name for one in named if one.default is one.empty and one.name not in options]
     if missing:
         raise ValueError(
@@ -254,20 +254,6 @@ def _package(module: str, distribution: str) -> str:
         declared = []
     absent = [name for name in declared if not any(metadata.Distribution.discover(name=name))]
     return distribution if absent and normalize(module) not in absent else module
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    known, wrong = list(known), name.lower()
-    # A beginning or an abbreviation ("eps", "uq") says more than letters in common; of several, the nearest is meant.
-    meant = [one for one in known if len(wrong) > 1 and _abbreviates(wrong, one)]
-    close = get_close_matches(wrong, meant, n=1, cutoff=0) or get_close_matches(wrong, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _abbreviates(short: str, name: str) -> bool:
-    """Return whether ``short`` is some letters of ``name`` in their order, the first among them."""
-    letters = iter(name)
-    return short[0] == name[0] and all(letter in letters for letter in short)
 
 
 def _a(kind: str) -> str:

@@ -13,7 +13,6 @@ from rt_core.adapting import (
     better_of,
     bisected,
     check_route,
-    did_you_mean,
     magnitudes,
     one_by_one,
     threshold_of,
@@ -340,9 +339,7 @@ def test_one_by_one_is_every_sample_with_all_that_is_its_own():
         assert one.bank is batch.bank
 
 
-def test_the_small_helpers():
-    assert did_you_mean("pgd", ["FGSM", "PGD"]) == "; did you mean 'PGD'?"
-    assert did_you_mean("zzz", ["FGSM", "PGD"]) == ""
+def test_a_route_is_one_of_three():
     check_route("single")
     with pytest.raises(ValueError, match="route is 'one'; expected 'auto', 'batch', 'single'"):
         check_route("one")

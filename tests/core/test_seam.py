@@ -16,6 +16,7 @@ import rt_core
 from rt_core import builtin, cli
 from rt_core.errors import AmbiguousName, PluginError, PluginWarning, UnknownName
 from rt_core.loading import KINDS, PluginInfo
+from rt_core.naming import did_you_mean
 from rt_core.registry import Registry, Use, installed, make, use
 
 ROOT = Path(__file__).parents[2]
@@ -413,6 +414,21 @@ def test_use_is_a_value():
     assert use("mine", model=3).label == use("mine").label == "mine"
     with pytest.raises(ValueError, match="name is ''"):
         use("")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("pgd", ["FGSM", "PGD"], "PGD"),
+        ("eps", ["steps", "epsilon"], "epsilon"),
+        ("uq", ["overlap_risk", "universal_quantile"], "universal_quantile"),
+        ("epislon", ["steps", "epsilon"], "epsilon"),
+        ("zzz", ["FGSM", "PGD"], None),
+        ("e", ["epsilon"], None),
+    ],
+)
+def test_what_was_probably_meant(name, known, meant):
+    assert did_you_mean(name, known) == ("" if meant is None else f"; did you mean {meant!r}?")
 
 
 # The command line

@@ -25,13 +25,13 @@ from rt_core.adapting import (
     better_of,
     bisected,
     check_route,
-    did_you_mean,
     magnitudes,
     one_by_one,
     threshold_of,
 )
 from rt_core.divergences import Divergence, l2
 from rt_core.encoders import Encoder
+from rt_core.naming import did_you_mean
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Attempt, Ball, Batch, per_sample
 

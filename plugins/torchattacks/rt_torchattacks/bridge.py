@@ -20,7 +20,6 @@ from rt_core.adapting import (
     UnitLogits,
     bisected,
     check_route,
-    did_you_mean,
     magnitudes,
     one_by_one,
     threshold_of,
@@ -28,6 +27,7 @@ from rt_core.adapting import (
 )
 from rt_core.divergences import Divergence
 from rt_core.encoders import Encoder
+from rt_core.naming import did_you_mean
 from rt_core.randomness import SampleRandom
 from rt_core.traces import AIMS, Attempt, Ball, Batch, check_number, check_whole, per_sample
 

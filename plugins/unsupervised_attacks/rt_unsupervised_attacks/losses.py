@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from rt_core.divergences import kl, wasserstein2
 from rt_core.encoders import Encoder, as_encoder
+from rt_core.naming import did_you_mean
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Batch, FrozenTensor, check_number, check_whole
 from rt_core.views import crop_and_flip, low_frequencies
@@ -312,9 +312,8 @@ def find_loss(loss: Any) -> Loss:
     else:
         raise ValueError(f"loss is {loss!r}; expected a name ({', '.join(LOSSES)}) or a function of (encoder, batch, moved, random)")
     if name not in LOSSES and ":" not in str(name):
-        close = get_close_matches(str(name), LOSSES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no loss is named {name!r}{hint} (there are {', '.join(LOSSES)}; or give a function, or 'package.module:name')")
+        meant = did_you_mean(str(name), LOSSES)
+        raise ValueError(f"no loss is named {name!r}{meant} (there are {', '.join(LOSSES)}; or give a function, or 'package.module:name')")
     try:
         return (LOSSES.get(name) or _imported(name))(**options)
     except TypeError as error:
