@@ -34,8 +34,9 @@ from rt_core.traces import check_whole
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import Goal, TargetRepresentation, check_targets, find_goal, print_of_goal, with_bank
 from rt_generator_perturbations.latents import Latents
-from rt_generator_perturbations.searching import Relaxation, further_draws, search
-from rt_generator_perturbations.victims import check_bounds, victims_of
+from rt_generator_perturbations.looking import look
+from rt_generator_perturbations.searching import Relaxation, coordinates_of, further_draws, search
+from rt_generator_perturbations.victims import check_bounds, check_generator, victims_of
 
 __all__ = ["METRIC", "granularity_curve"]
 
@@ -102,7 +103,8 @@ def granularity_curve(
         StoreError: the folder holds another run, or cannot be written.
     """
     began = time.monotonic()
-    wanted, chosen, schedule = find_goal(goal), generator.groups(groups), Relaxation(**relaxation)
+    check_generator(generator)
+    wanted, chosen, schedule = find_goal(goal), generator.groups(groups), Relaxation.of(relaxation, granularity_curve)
     given_victims, bank = victims_of(victims), getattr(wanted, "bank", None)
     check_targets(wanted, targets)
     for victim in given_victims.values():
@@ -122,14 +124,12 @@ def granularity_curve(
             check_whole("items", items)
             items = generator.draw(range(items), seed=seed, classes=classes)
         size = check_batch(batch if batch is not None else kept_batch(store))
-        scale = generator.scales(seed=seed, per=scales) if isinstance(scales, str) else dict(scales)
         study = _Study(
             generator=generator,
             latents=items,
             groups=chosen,
             goal=wanted,
             schedule=schedule,
-            scales=scale,
             scaled_by=scales if isinstance(scales, str) else "",
             targets=None if targets is None else torch.as_tensor(targets),
             seed=seed,
@@ -138,6 +138,10 @@ def granularity_curve(
             of=generator.fingerprint,
             pictured=_pictured(generator, len(items), len(chosen) * len(given_victims)) if pictures is None else pictures,
         )
+        look(generator, given_victims, items, wanted, batch=size, device=place)
+        study.scales = generator.scales(seed=seed, per=scales) if isinstance(scales, str) else dict(scales)
+        for layers in chosen.values():
+            coordinates_of(generator, layers, study.scales, schedule.norm)  # raises for scales that are missing or make no sense
         kept = Store(store, {"dataset": study.of + given, "seed": seed, "pairing": "given", "batch": size})
         total = len(items) * len(chosen) * len(given_victims)
         with progress_bar(progress, total, "perturbations") as bar:
@@ -147,6 +151,7 @@ def granularity_curve(
                         bar.update(count)
         results = study.results(time.monotonic() - began)
     _warn_of_skipped(results)
+    _warn_of_unreached(results, schedule)
     if store is not None:
         with alone_in(Path(store)):
             results.added_to(store).save(store)
@@ -162,7 +167,6 @@ class _Study:
     groups: Mapping[str, tuple[str, ...]]
     goal: Goal
     schedule: Relaxation
-    scales: Mapping[str, Any]
     scaled_by: str  # "layer", "neuron", or "" where they were given
     targets: Tensor | None
     seed: int
@@ -170,6 +174,7 @@ class _Study:
     device: torch.device
     pictured: int
     of: str  # the generator's fingerprint
+    scales: Mapping[str, Any] = field(default_factory=dict)
     rows: list[pd.DataFrame] = field(default_factory=list)
     notes: list[pd.DataFrame] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
@@ -411,6 +416,25 @@ def _warn_of_skipped(results: Results) -> None:
             warnings.warn(
                 f"victim {label!r} is right about {count // groups} of {items} images of the generator, and only those are perturbed: too few for "
                 "an interval; look whether both number the classes alike, and whether the victim sees what it was trained on",
+                RobustnessWarning,
+                stacklevel=3,
+            )
+
+
+def _warn_of_unreached(results: Results, schedule: Relaxation) -> None:
+    sizes, stuck = results.manifest["generator"]["sizes"], results.notes[results.notes["name"] == "stuck"]
+    asked = results.frame[results.frame["value"].notna()]
+    for label, rows in asked.groupby("encoder", sort=False):
+        none = [group for group, part in rows.groupby("attack", sort=False) if not np.isfinite(part["value"]).any()]
+        if none:
+            count = int(rows["attack"].isin(none).sum())
+            still = int(stuck.loc[(stuck["encoder"] == label) & stuck["attack"].isin(none), "value"].sum())
+            tried = ", ".join(f"{group!r} (up to {schedule.radii(sizes[group])[-1]:g})" for group in none)
+            warnings.warn(
+                f"for victim {label!r} the goal was reached for no item in {tried}, so these {count} magnitudes are infinite; say a larger limit="
+                + (
+                    f", which does not help the {still} of them that never had a gradient: look whether the victim has one" if still else ""
+                ),
                 RobustnessWarning,
                 stacklevel=3,
             )

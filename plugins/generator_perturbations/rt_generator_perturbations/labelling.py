@@ -230,7 +230,13 @@ def judge_votes(
     Raises:
         ValueError: no items, pictures of several shapes, an unknown label, no logit for each class, a judge that is a victim.
     """
-    chosen, panel = list(items), [judge] if isinstance(judge, Encoder) else list(judge)
+    chosen = list(items)
+    panel: list[Any] = list(judge) if isinstance(judge, (list, tuple)) else [judge]
+    if strange := [one for one in panel if not isinstance(one, Encoder)]:
+        raise ValueError(
+            f"judge is a {type(strange[0]).__name__}; expected an Encoder whose outputs are logits, or a list of them: wrap a network, "
+            "classifier(network, name='judge')"
+        )
     if not chosen or not panel:
         raise ValueError(f"there are {len(chosen)} items and {len(panel)} judges; at least one of each is needed")
     for item in chosen:

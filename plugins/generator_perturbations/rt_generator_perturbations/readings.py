@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from rt_core import statistics
 from rt_core.results import Results
@@ -19,6 +20,9 @@ __all__ = ["cumulative", "curve_plot", "judged_items", "picture_grid", "ratios",
 _POINTS = 25
 _COLORS = ((0, 90, 160), (200, 80, 0), (0, 130, 90), (150, 60, 140), (110, 110, 30), (90, 90, 90))
 _INK, _PAPER, _FRAME = (20, 20, 20), (255, 255, 255), (200, 60, 40)
+_FAINT, _GRID = (150, 150, 150), (230, 230, 230)
+_LETTERS, _LINE, _GAP, _MOST_TICKS = 12, 18, 40, 10  # pixels, and a number
+_AXIS = "magnitude, standard deviations, log scale"
 
 
 def cumulative(
@@ -43,7 +47,7 @@ def cumulative(
         denominator), skipped, not_kept (clean pictures that do not show their class), unjudged, items (all that were drawn).
 
     Raises:
-        ValueError: no magnitudes, or a perturbed picture that was found and not judged.
+        ValueError: no magnitudes, results of an earlier version that do not say where to read, or a perturbed picture that was found and not judged.
     """
     frame = _magnitudes(results)
     if magnitudes is not None and not len(magnitudes):
@@ -52,7 +56,7 @@ def cumulative(
     rows: list[list[Any]] = []
     pairs, seed = _pairs(results), results.manifest["seed"]
     for (encoder, attack, aim), part in frame.groupby(["encoder", "attack", "aim"], sort=False):
-        at = _places(results.manifest["plan"]["attacks"][attack]) if magnitudes is None else magnitudes
+        at = _places(attack, results.manifest["plan"]["attacks"][attack]) if magnitudes is None else magnitudes
         own = part[part["value"].notna()]
         skipped, items = len(part) - len(own), len(part)
         about = [encoder, attack, aim]
@@ -148,8 +152,8 @@ def trade_off(results: Results, votes: pd.DataFrame, magnitudes: Sequence[float]
     return pd.DataFrame(rows, columns=["encoder", "attack", "magnitude", "counted", "false_positives", "false_negatives", "kept"])
 
 
-def judged_items(results: Results, *, names: Sequence[str] | None = None) -> Iterator[Item]:
-    """Yield what ``labelling_sheet`` and ``judge_votes`` take: every item that was not skipped and whose pictures were kept.
+def judged_items(results: Results, *, names: Sequence[str] | None = None) -> list[Item]:
+    """Return what ``labelling_sheet`` and ``judge_votes`` take: every item that was not skipped and whose pictures were kept.
 
     names: of the classes, in order; their numbers unless given
 
@@ -162,10 +166,10 @@ def judged_items(results: Results, *, names: Sequence[str] | None = None) -> Ite
     if notes.empty:
         raise ValueError("these results have no labels: the goal knows no classes, and people can only be asked about classes")
     labels = notes.set_index(["encoder", "attack", "sample"])["value"]
-    gallery = results.gallery
+    gallery, items = results.gallery, []
     for place, row in enumerate(gallery.about.itertuples()):
         label = int(labels[row.encoder, row.attack, row.sample])
-        yield Item(
+        item = Item(
             id=row.sample,
             clean=from_numpy(gallery.originals[row.sample]),
             perturbed=from_numpy(gallery.adversarial[place]) if math.isfinite(row.divergence) else None,
@@ -175,12 +179,17 @@ def judged_items(results: Results, *, names: Sequence[str] | None = None) -> Ite
             group=row.attack,
             victim_fingerprint=results.manifest["encoders"][row.encoder]["fingerprint"],
         )
+        items.append(item)
+    return items
 
 
-def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 200) -> Image.Image:
+def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 280) -> Image.Image:
     """Return curves with their bands as a picture: a panel for each group of layers, a color for each victim; magnitudes on a log scale.
 
-    curves: of ``cumulative``; reading: ``"raw"`` or ``"label-keeping"``
+    A curve is exact at the magnitudes that it was read at, and holds each share until the next of these, where it steps: in between it may
+    be higher, as high as there. One magnitude is drawn as a point with its interval.
+
+    curves: of ``cumulative``; reading: ``"raw"`` or ``"label-keeping"``; pixels: the side of a panel
 
     Raises:
         ValueError: no rows of that reading.
@@ -191,36 +200,82 @@ def curve_plot(curves: pd.DataFrame, *, reading: str = "raw", pixels: int = 200)
     groups, victims = ([*dict.fromkeys(rows[name])] for name in ("attack", "encoder"))
     colors = {victim: _COLORS[place % len(_COLORS)] for place, victim in enumerate(victims)}
     low, high = math.log(rows["magnitude"].min()), math.log(rows["magnitude"].max())
-    width, height, left, top = pixels + 24, pixels + 40, 40, 44
-    image = Image.new("RGB", (left + len(groups) * width, top + height), _PAPER)
+    font, by = ImageFont.load_default(_LETTERS), next(iter(rows["judged_by"]))
+    points = "/".join(str(count) for count in sorted({*rows.groupby(["attack", "encoder"]).size()}))
+    title = f"share of items reached, {reading}{f' ({by})' if by else ''}, with bands; " + (
+        "read at one magnitude" if points == "1" else f"read at {points} magnitudes, steps between"
+    )
+    wide = [math.ceil(font.getlength(name)) for name in victims]
+    left, column = 52, max(pixels, *(math.ceil(font.getlength(group)) for group in groups)) + _GAP
+    width = max(left + len(groups) * column, *(math.ceil(font.getlength(text)) + left + 8 for text in (title, _AXIS)), max(wide) + 48)
+    places, across, line = [], 8, 0  # of the victims' names, as many a line as fit
+    for name in wide:
+        if across > 8 and across + 40 + name > width:
+            across, line = 8, line + 1
+        places.append((across, 8 + (line + 1) * _LINE))
+        across += 40 + name
+    top = 8 + (line + 3) * _LINE + 6
+    image = Image.new("RGB", (width, top + pixels + 3 * _LINE), _PAPER)
     pen = ImageDraw.Draw(image, "RGBA")
-    for place, victim in enumerate(victims):
-        pen.text((left + place * 160, 6), victim, fill=colors[victim])
-    by = next(iter(rows["judged_by"]))
-    pen.text((left + len(victims) * 160, 6), f"share that succeeds, {reading}" + (f", {by}" if by else ""), fill=_INK)
+    pen.text((8, 8), title, fill=_INK, font=font)
+    for victim, (start, row) in zip(victims, places, strict=True):
+        pen.line((start, row + _LINE // 2, start + 14, row + _LINE // 2), fill=colors[victim], width=3)
+        pen.text((start + 20, row), victim, fill=_INK, font=font)
+    pen.text((left, top + pixels + _LINE + 8), _AXIS, fill=_INK, font=font)
     for panel, group in enumerate(groups):
-        corner = left + panel * width
+        corner = left + panel * column
 
         def at(magnitude: float, share: float, corner: int = corner) -> tuple[float, float]:
-            across = (math.log(magnitude) - low) / (high - low) if high > low else 0.5
-            return corner + across * pixels, top + (1 - share) * pixels
+            along = (math.log(magnitude) - low) / (high - low) if high > low else 0.5
+            return corner + along * pixels, top + (1 - share) * pixels
 
-        pen.text((corner, top - 16), group, fill=_INK)
-        pen.rectangle((corner, top, corner + pixels, top + pixels), outline=(150, 150, 150))
-        for share in (0, 0.5, 1) if panel == 0 else ():
-            pen.text((6, top + (1 - share) * pixels - 6), f"{share:.0%}", fill=_INK)
-        for end, anchor in ((low, "la"), (high, "ra")):
-            pen.text((corner + (0 if end == low else pixels), top + pixels + 4), f"{math.exp(end):.2g}", fill=_INK, anchor=anchor)
-        lines = []
+        pen.text((corner, top - _LINE), group, fill=_INK, font=font)
+        pen.rectangle((corner, top, corner + pixels, top + pixels), outline=_FAINT)
+        for share in (0, 0.25, 0.5, 0.75, 1):
+            pen.line((corner, at(1, share)[1], corner + pixels, at(1, share)[1]), fill=_GRID)
+            if panel == 0:
+                pen.text((left - 6, at(1, share)[1]), f"{share:.0%}", fill=_INK, font=font, anchor="rm")
+        end = -math.inf  # of the last label
+        for tick in _ticks(math.exp(low), math.exp(high)):
+            along, half = at(tick, 0)[0], font.getlength(f"{tick:g}") / 2
+            pen.line((along, top + pixels, along, top + pixels + 4), fill=_INK)
+            if along - half > end + 3:
+                pen.text((along, top + pixels + 6), f"{tick:g}", fill=_INK, font=font, anchor="ma")
+                end = along + half
+        drawn = []
         for victim in victims:
             part = rows[(rows["attack"] == group) & (rows["encoder"] == victim)].sort_values("magnitude")
-            edges = [[at(row.magnitude, getattr(row, name)) for row in part.itertuples()] for name in ("low", "high", "share")]
+            lower, upper, middle = (_steps([at(*one) for one in part[["magnitude", name]].to_numpy()]) for name in ("low", "high", "share"))
             if len(part) > 1:
-                pen.polygon([*edges[0], *edges[1][::-1]], fill=(*colors[victim], 50))
-                lines.append((edges[2], colors[victim]))
-        for line, color in lines:  # above every band
-            pen.line(line, fill=color, width=2)
+                pen.polygon([*lower, *upper[::-1]], fill=(*colors[victim], 50))
+            drawn.append((victim, lower, upper, middle))
+        for place, (victim, lower, upper, middle) in enumerate(drawn):  # above every band
+            if len(middle) > 1:
+                pen.line(middle, fill=colors[victim], width=2)
+            elif middle:
+                along, height = middle[0][0] + 12 * (place - (len(drawn) - 1) / 2), middle[0][1]
+                pen.line((along, upper[0][1], along, lower[0][1]), fill=colors[victim], width=2)
+                pen.ellipse((along - 4, height - 4, along + 4, height + 4), fill=colors[victim])
     return image
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the corners of the line that holds the height of each point until the next."""
+    corners = [*points[:1]]
+    for (_, before), (across, height) in pairwise(points):
+        corners += [(across, before), (across, height)]
+    return corners
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return the numbers 1, 2 and 5 times a power of ten in a range, only the powers where these are many; or its ends where they are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in [(1, 2, 5), (1,)]:
+        inside = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        inside = [tick for tick in inside if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+        if len(inside) <= _MOST_TICKS:
+            break
+    return inside if len(inside) > 1 else sorted({float(f"{end:.3g}") for end in (low, high)})
 
 
 def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image.Image:
@@ -282,8 +337,13 @@ def _magnitudes(results: Results) -> pd.DataFrame:
     return results.frame[results.frame["metric"] == "magnitude"].reset_index(drop=True)
 
 
-def _places(about: Mapping[str, Any]) -> list[float]:
-    """Return where to read a curve of some layers, by how they were searched alone."""
+def _places(group: str, about: Mapping[str, Any]) -> list[float]:
+    """Return where to read a curve of a group of layers, by how it was searched alone."""
+    if "size" not in about:
+        raise ValueError(
+            f"results say no size of group {group!r}, as those of earlier versions do not, and where the search began may hang on it; "
+            "give magnitudes= at which to read"
+        )
     radii = Relaxation(**{option.name: about[option.name] for option in fields(Relaxation)}).radii(about["size"])
     return np.unique(np.geomspace(radii[0], radii[-1], _POINTS)).tolist()
 

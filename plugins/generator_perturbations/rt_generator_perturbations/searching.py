@@ -1,8 +1,9 @@
 """The smallest perturbation of chosen layers that reaches a goal: the constraint on its magnitude is gradually relaxed."""
 
+import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from rt_core.encoders import Encoder
+from rt_core.naming import did_you_mean
 from rt_core.perturbing import check_batch
 from rt_core.randomness import SampleRandom
 from rt_core.traces import check_number, check_whole, lengths, per_sample
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import Goal, Objective, check_targets, find_goal, with_bank
 from rt_generator_perturbations.latents import Latents
-from rt_generator_perturbations.victims import check_bounds
+from rt_generator_perturbations.victims import check_bounds, check_classifier, check_generator
 
 __all__ = ["NORMS", "Coordinates", "Found", "PerturbationModel", "Relaxation", "perturbation_model", "search"]
 
@@ -74,6 +76,19 @@ class Relaxation:
             raise ValueError(f"refine is {self.refine!r}; expected a whole number of halvings, 0 for none")
         if self.start is not None and self.limit is not None and self.start > self.limit:
             raise ValueError(f"start is {self.start:g} and limit {self.limit:g}; the radius grows from start to limit")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], function: Callable[..., Any]) -> "Relaxation":
+        """Return the relaxation with these options, which a function was called with beside its own.
+
+        Raises:
+            ValueError: there is no such option, or a parameter is out of its range.
+        """
+        known = [option.name for option in fields(cls)]
+        for name in [option for option in options if option not in known]:
+            meant = did_you_mean(name, [*known, *inspect.signature(function).parameters])
+            raise ValueError(f"there is no option {name!r}{meant}; how the search goes is said by {', '.join(known)} (Relaxation)")
+        return cls(**options)
 
     def radii(self, size: int) -> list[float]:
         """Return every radius in ascending order, the last of them ``limit`` itself.
@@ -275,9 +290,10 @@ def search(
             bounds than the generator's images.
         LayerError: no such layer.
     """
-    schedule, wanted, whole, size = Relaxation(**relaxation), find_goal(goal), len(latents), check_batch(batch)
-    chosen = generator.groups({"layers": list(layers)})["layers"]
+    check_generator(generator)
     check_bounds(victim, generator)
+    schedule, wanted, whole, size = Relaxation.of(relaxation, search), find_goal(goal), len(latents), check_batch(batch)
+    chosen = generator.groups({"layers": list(layers)})["layers"]
     check_targets(wanted, targets)
     if not whole:
         raise ValueError("latents hold no items; give at least one, such as generator.draw(range(10))")
@@ -398,6 +414,7 @@ def perturbation_model(
         ValueError: a parameter out of its range, or a victim of other bounds than the generator's images.
         LayerError: no such layer.
     """
+    check_generator(generator)
     check_bounds(victim, generator)
     if limit is not None:
         check_number("limit", limit)
@@ -426,6 +443,7 @@ def _searched(
     clean_images = generator(latents)
     clean = victim(clean_images)
     if labels is None and goal.reads == "logits":
+        check_classifier(victim, generator, clean.shape[1], latents.classes)
         labels = latents.classes if latents.classes is not None else clean.argmax(1)
     objective = goal.objective(clean, labels=labels, targets=targets, random=random)
     view = _View(generator, victim, latents, coordinates, objective)

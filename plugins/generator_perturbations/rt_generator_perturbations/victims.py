@@ -1,7 +1,7 @@
 """Who is asked about perturbed images: classifiers and encoders, both as encoders of the core."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from rt_core.errors import RobustnessWarning
 from rt_core.registry import Use, use
 from rt_generator_perturbations.generators import Generator
 
-__all__ = ["check_bounds", "classifier", "victims_of"]
+__all__ = ["check_bounds", "check_classifier", "check_generator", "classifier", "victims_of"]
+
+
+class _Classifier(Encoder):
+    """An encoder that is known to give logits."""
 
 
 def classifier(module: nn.Module | Callable[[Tensor], Any], *, name: str, **settings: Any) -> Encoder:
@@ -23,21 +27,61 @@ def classifier(module: nn.Module | Callable[[Tensor], Any], *, name: str, **sett
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* seems to end in a classifier", category=RobustnessWarning)
-        return Encoder(module, name=name, **settings)
+        return _Classifier(module, name=name, **settings)
 
 
-def check_bounds(victim: Encoder, generator: Generator) -> None:
-    """Raise where a victim takes inputs in another range than the one in which the generator draws.
+def check_generator(generator: Any) -> None:
+    """Raise for what is no ``Generator``.
 
     Raises:
         ValueError: see above.
     """
+    if not isinstance(generator, Generator):
+        raise ValueError(f"generator is a {type(generator).__name__}; expected a Generator: wrap a network, Generator(module, latent=…)")
+
+
+def check_bounds(victim: Encoder, generator: Generator) -> None:
+    """Raise for what is no victim, and where it takes inputs in another range than the one in which the generator draws.
+
+    Raises:
+        ValueError: see above.
+    """
+    if not isinstance(victim, Encoder):
+        raise ValueError(
+            f"victim is a {type(victim).__name__}; expected an Encoder: wrap a network that gives logits, classifier(module, name='mine')"
+        )
     low, high = (torch.as_tensor(bound) for bound in victim.bounds)
     if generator.values is not None and not bool((low == 0).all() and (high == 1).all()):
         raise ValueError(
             f"victim {victim.name!r} takes inputs in [{low.min():g}, {high.max():g}], and generator {generator.name!r} draws images in [0, 1]; make "
             "the victim one of bounds=(0, 1) that normalizes by itself: normalize=(mean, deviation), such as (0.5, 0.5) for inputs in [-1, 1]"
         )
+
+
+def check_classifier(victim: Encoder, generator: Generator, outputs: int, labels: Tensor | None = None) -> None:
+    """Raise or warn where a goal of classes would take a victim for a classifier that is none, or none of what the generator draws.
+
+    outputs: how many the victim has; labels: the classes that the items were drawn of, if they were drawn of classes
+
+    Raises:
+        ValueError: a class of the items has no output.
+    """
+    remedy = "if it gives representations, take a goal that reads those: 'representation', 'quantile' or 'breakaway'"
+    if labels is not None and len(labels) and (last := int(labels.max())) >= outputs:
+        raise ValueError(
+            f"victim {victim.name!r} has {outputs} outputs, and there are items of class {last}; expected a logit for each of the generator's "
+            f"classes, in its order: give a classifier of these, or other classes=; {remedy}"
+        )
+    if generator.classes is not None and outputs != generator.classes:
+        said = f"has {outputs} outputs, and generator {generator.name!r} draws {generator.classes} classes"
+        remedy = f"look whether both number the classes alike; {remedy}"
+    elif generator.classes is None and not isinstance(victim, _Classifier):
+        said = "was not made as a classifier"
+        remedy = f"if it is one, say so: classifier(network, name={victim.name!r}); {remedy}"
+    else:
+        return
+    taken = "this goal takes the largest output for what it says, and any output for a class"
+    warnings.warn(f"victim {victim.name!r} {said}; {taken}: {remedy}", RobustnessWarning, stacklevel=4)
 
 
 def victims_of(given: Any) -> dict[str, Encoder]:
@@ -60,7 +104,7 @@ def victims_of(given: Any) -> dict[str, Encoder]:
 
 
 def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, (str, Use)) or callable(given) else list(given)
+    return list(given) if isinstance(given, Iterable) and not (isinstance(given, (str, Use)) or callable(given)) else [given]
 
 
 def _made(given: Any, label: str | None) -> Encoder:
@@ -69,5 +113,5 @@ def _made(given: Any, label: str | None) -> Encoder:
     if isinstance(made, Encoder):
         return made
     if not callable(made):
-        raise ValueError(f"a victim is {made!r}; give an encoder, a classifier, or any function from images to logits")
+        raise ValueError(f"a victim is {made!r:.60}; give an encoder, a classifier, or any function from images to logits")
     return classifier(made, name=label or str(getattr(made, "__name__", type(made).__name__)))

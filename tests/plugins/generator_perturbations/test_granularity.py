@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import math
+import re
 import warnings
 
 import numpy as np
@@ -22,21 +23,13 @@ from rt_generator_perturbations.goals import Breakaway, TargetRepresentation
 from rt_generator_perturbations.granularity import granularity_curve
 from rt_generator_perturbations.labelling import judge_votes, labelling_sheet
 from rt_generator_perturbations.miniature import demo
-from rt_generator_perturbations.readings import cumulative, curve_plot, judged_items, picture_grid, ratios, trade_off
+from rt_generator_perturbations.readings import cumulative, judged_items, picture_grid, ratios, trade_off
 from rt_generator_perturbations.searching import Relaxation, search
 from rt_generator_perturbations.victims import classifier
 
 CLASSES = 3
 GROUPS = {"coarse": ["latent"], "middle": ["start"], "fine": ["end", "image"]}
 SCHEDULE = {"growth": 1.25, "limit": 3.0, "refine": 4}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Patterns(nn.Module):
@@ -244,7 +237,7 @@ def test_encoders_are_measured_without_labels():
         one.summary()
     assert found["breakaway"].manifest["bank"] == 500
     with pytest.raises(ValueError, match="no labels"):
-        list(judged_items(found["quantile"]))
+        judged_items(found["quantile"])
 
 
 def test_items_imitate_each_other_in_pairs_whatever_the_batch():
@@ -304,6 +297,31 @@ def test_a_victim_that_is_hardly_ever_right_is_warned_of():
 
     assert found.frame["value"].isna().all()
     assert found.gallery.about.empty
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (lambda images: -images.flatten(1)[:, :CLASSES], ""),
+        (lambda images: images.flatten(1)[:, :CLASSES].round(), "does not help the .* never had a gradient"),
+    ],
+    ids=["smooth", "flat"],
+)
+def test_a_group_in_which_nothing_is_reached_is_warned_of(module, told):
+    groups = {"fine": ["image"], "coarse": ["latent"]}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = granularity_curve(generator(None), {"v": module}, groups=groups, items=6, progress=False, limit=0.01)
+
+    said = [str(one.message) for one in caught if "for no item" in str(one.message)]
+    assert np.isinf(found.frame["value"]).all()
+    (message,) = said
+    assert "victim 'v'" in message
+    assert "'fine' (up to 0.01), 'coarse' (up to 0.01), so these 12 magnitudes are infinite; say a larger limit=" in message
+    assert bool(told) == ("gradient" in message)
+    assert not told or re.search(told, message)
+    assert caught[-1].filename == __file__
 
 
 def test_any_victim_may_be_given():
@@ -491,6 +509,16 @@ def test_the_default_places_of_a_curve_are_fixed_by_the_search_and_not_by_what_i
     assert places["l2", "coarse"] != places["l2", "fine"]
 
 
+def test_results_that_do_not_say_where_to_read_are_read_where_one_says():
+    plan = results().manifest["plan"]
+    attacks = {group: {name: value for name, value in about.items() if name != "size"} for group, about in plan["attacks"].items()}
+    older = Results(frame=results().frame, notes=results().notes, manifest={**results().manifest, "plan": {**plan, "attacks": attacks}})
+
+    with pytest.raises(ValueError, match=r"no size of group 'coarse'.*give magnitudes="):
+        cumulative(older)
+    pd.testing.assert_frame_equal(cumulative(older, [0.1, 1.0]), cumulative(results(), [0.1, 1.0]))
+
+
 def test_items_in_pairs_are_one_observation_each_pair():
     values = np.random.default_rng(0).uniform(0.1, 1, 24).repeat(2)  # as alike as can be
     factors = np.random.default_rng(1).uniform(1, 3, 24).repeat(2)
@@ -621,7 +649,7 @@ def test_a_victim_that_needs_twice_as_much_has_a_ratio_of_two():
 
 
 def test_found_pictures_go_to_judges_and_back(tmp_path):
-    items = list(judged_items(results(), names=["ring", "bar", "dot"]))
+    items = judged_items(results(), names=["ring", "bar", "dot"])
 
     kept = results().frame["value"].notna().sum()
     assert len(items) == kept
@@ -671,25 +699,6 @@ def test_a_goal_may_bring_its_own_bank():
     found = granularity_curve(generator(), encoder(), groups=GROUPS, items=4, goal=Breakaway(bank=images), progress=False, **SCHEDULE)
 
     assert found.manifest["bank"] == 20
-
-
-def test_curves_are_drawn_where_their_numbers_are():
-    values = np.geomspace(0.1, 10, 5).tolist()
-    curves = cumulative(results_of(frame_of(values, "a"), frame_of([20.0] * 5, "b")), values)
-
-    image = np.asarray(curve_plot(curves, pixels=100)).astype(int)
-
-    def marked(across, share, color):
-        row, column = round(44 + (1 - share) * 100), round(40 + across * 100)
-        return (abs(image[row - 2 : row + 3, column - 2 : column + 3] - np.array(color)).sum(-1) < 60).any()
-
-    blue, orange = (0, 90, 160), (200, 80, 0)
-    for place in range(1, 4):  # the ends lie under the frame
-        assert marked(place / 4, (place + 1) / 5, blue)
-        assert not marked(place / 4, (place + 1) / 5, orange)
-    assert marked(0.5, 0.0, orange)
-    with pytest.raises(ValueError, match="no curves of reading 'label-keeping'"):
-        curve_plot(curves, reading="label-keeping")
 
 
 # ── the embedded default ──

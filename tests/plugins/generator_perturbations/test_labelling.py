@@ -455,6 +455,9 @@ def test_a_stand_in_that_cannot_judge_is_refused():
         judge_votes([item, replace(item, clean=picture(0), perturbed=picture(1))], brightness_judge(), ["dark", "bright"])
     with pytest.raises(ValueError, match="0 items"):
         judge_votes([], brightness_judge(), ["dark", "bright"])
+    for bare in (torch.nn.Sequential(torch.nn.Flatten()), lambda images: images, None, [brightness_judge(), torch.nn.Flatten()]):
+        with pytest.raises(ValueError, match=r"judge is a \w+; expected an Encoder whose outputs are logits.*classifier\(network"):
+            judge_votes([item], bare, ["dark", "bright"])
 
 
 # The page, in a real browser

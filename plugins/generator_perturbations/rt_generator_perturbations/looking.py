@@ -1,0 +1,124 @@
+"""A look at clean images and at what victims say of them, before a long search: what would make its results worthless."""
+
+import copy
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rt_core.encoders import Encoder
+from rt_core.errors import EncoderError, RobustnessWarning
+from rt_generator_perturbations.generators import Generator
+from rt_generator_perturbations.goals import Goal
+from rt_generator_perturbations.latents import Latents
+from rt_generator_perturbations.victims import check_classifier
+
+__all__ = ["look"]
+
+_LOOKED = 64  # items
+_FAR, _MANY = 0.1, 0.05  # of a range, of all numbers: decoders without a last activation overshoot a little, or seldom
+_APART = 0.01  # of a range, root mean square: digits are 0.08 from the nearest other, what networks of random weights draw 0.005 and less
+_ENOUGH, _NEARLY_ALL = 10, 0.95  # items, share of them
+
+
+def look(generator: Generator, victims: Mapping[str, Encoder], latents: Latents, goal: Goal, *, batch: int, device: torch.device) -> None:
+    """Draw the first items and ask each victim about them; raise or warn where images or answers cannot be what was meant.
+
+    Raises:
+        ValueError: images that a victim cannot take, images outside its bounds, or a class of the items that it has no output for.
+    """
+    generator.shapes()
+    first = latents.select(slice(0, _LOOKED))
+    unclipped = copy.copy(generator)
+    unclipped.values = None
+    with torch.no_grad():
+        drawn = torch.cat([unclipped(first.select(slice(start, start + batch))).cpu() for start in range(0, len(first), batch)])
+        images = drawn
+        if generator.values is not None:
+            low, high = generator.values
+            drawn = (drawn - low) / (high - low)
+            images = drawn.clamp(0, 1)
+        _check_range(generator, victims, drawn)
+        for label, victim in victims.items():
+            with victim.in_use(device):
+                outputs = torch.cat([_asked(generator, label, victim, part) for part in images.to(device).split(batch)])
+            if goal.reads == "logits":
+                check_classifier(victim, generator, outputs.shape[1], latents.classes)
+                _check_answers(label, outputs.argmax(1), first.classes)
+
+
+def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Tensor) -> None:
+    """drawn: [items, channel, height, width], in units of the generator's values, before they are clipped"""
+    least, largest = drawn.min().item(), drawn.max().item()
+    unit, own, said = 1.0, "", ""
+    if generator.values is None:
+        for label, victim in victims.items():
+            lower, upper = (torch.as_tensor(bound).to(drawn) for bound in victim.bounds)
+            if (share := _outside((drawn - lower) / (upper - lower))) > _MANY:
+                raise ValueError(
+                    f"generator {generator.name!r} draws images in [{least:.3g}, {largest:.3g}], {share:.0%} of their numbers far outside the bounds "
+                    f"of victim {label!r}, [{lower.min():g}, {upper.max():g}]; say what range they are in, Generator(…, values=(-1, 1)), so that they are "
+                    "mapped to [0, 1], or give a victim of their bounds"
+                )
+            unit = (upper - lower).max().item()
+    else:
+        low, high = generator.values
+        own = f"[{low + least * (high - low):.3g}, {low + largest * (high - low):.3g}]"
+        said = f" and values={generator.values} the range of its images, which the network draws in {own}"
+    if len(drawn) > 1 and (near := _nearest(drawn)) < _APART * unit:
+        _warn(
+            f"draws of generator {generator.name!r} hardly differ: half of {len(drawn)} are at most {near:.2g} from another (root mean square), so they "
+            f"are hardly more than one item; look whether its trained weights are loaded{said}"
+        )
+    elif generator.values is not None and ((share := _outside(drawn)) > _MANY or least >= 0.5 or largest <= 0.5):
+        clipped = (
+            f"{share:.0%} of their numbers lie far outside and are clipped" if share > _MANY else "they fill no more than a half of it"
+        )
+        _warn(
+            f"the network of generator {generator.name!r} draws images in {own}, and was said to draw in values={generator.values}: {clipped}; "
+            "say the range that it was trained for, such as Generator(…, values=(0, 1)) after a sigmoid or (-1, 1) after a tanh"
+        )
+
+
+def _check_answers(label: str, said: Tensor, classes: Tensor | None) -> None:
+    items, (most, times) = len(said), _commonest(said)
+    meant = classes is not None and _commonest(classes)[1] >= _NEARLY_ALL * items
+    if items >= _ENOUGH and times >= _NEARLY_ALL * items and not meant:
+        _warn(
+            f"victim {label!r} says class {most} of {times} of {items} clean images; look whether its trained weights are loaded, and whether it sees "
+            "the range, normalization and size that it was trained on"
+        )
+
+
+def _asked(generator: Generator, label: str, victim: Encoder, images: Tensor) -> Tensor:
+    try:
+        return victim(images).cpu()
+    except EncoderError as error:
+        raise ValueError(
+            f"victim {label!r} cannot take the images of generator {generator.name!r}, [channel, height, width] = {list(images.shape[1:])} "
+            f"({error.__cause__}); where it wants another size, let it resize by itself: "
+            f"classifier(nn.Sequential(nn.Upsample(size=(224, 224), mode='bilinear'), network), name={label!r}), or Encoder(…) likewise"
+        ) from error
+
+
+def _outside(values: Tensor) -> float:
+    """Return the share of numbers that lie far outside [0, 1]."""
+    return ((values < -_FAR) | (values > 1 + _FAR)).double().mean().item()
+
+
+def _nearest(images: Tensor) -> float:
+    """Return the median, over images, of the root mean square difference to the nearest other one."""
+    rows = images.flatten(1)
+    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / rows.shape[1] ** 0.5
+    return apart.fill_diagonal_(torch.inf).min(1).values.median().item()
+
+
+def _commonest(classes: Tensor) -> tuple[int, int]:
+    values, counts = classes.unique(return_counts=True)
+    place = int(counts.argmax())
+    return int(values[place]), int(counts[place])
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RobustnessWarning, stacklevel=5)
