@@ -17,6 +17,7 @@ __all__ = ["content_of", "fingerprint"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, Path, type(None), type(...))
 _DEPTH = 12
+_OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}  # modes, hooks, and what is walked through by name
 
 
 def fingerprint(value: Any) -> str:
@@ -86,17 +87,26 @@ def _all(values: Any, depth: int) -> Iterator[bytes]:
 
 
 def _network(network: nn.Module, depth: int) -> Iterator[bytes]:
-    """Yield the classes, plain attributes and weights; what else hangs on a module (a trainer, a logger) says nothing of what it computes."""
+    """Yield the classes, attributes that are data, and weights; what else hangs on a module (a trainer, a logger) says nothing of what it computes.
+
+    A network that keeps what it last saw in an attribute is another one after each pass: better than one that was mended and is not.
+    """
     for name, module in network.named_modules():
         yield f"{name} {_name(type(module))} {module.extra_repr()}".encode()
         for attribute, value in sorted(vars(module).items()):
-            simple = isinstance(value, (*_PLAIN, tuple, list, functools.partial)) or inspect.isroutine(value)
-            if not attribute.startswith("_") and attribute != "training" and simple:
+            public = not attribute.startswith("_") and (isinstance(value, (tuple, list, functools.partial)) or inspect.isroutine(value))
+            if attribute not in _OF_TORCH and (public or _is_data(value)):
                 yield attribute.encode()
                 yield from _pieces(value, depth)
     for name, weight in [*network.named_parameters(), *network.named_buffers()]:
         yield name.encode()
         yield from _pieces(weight.detach(), depth)
+
+
+def _is_data(value: Any) -> bool:
+    """Say whether a value is plain, numbers, or made of these: a gain in a dict, a mean that is no buffer."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else None
+    return isinstance(value, (*_PLAIN, Tensor, np.ndarray)) if parts is None else all(map(_is_data, parts))
 
 
 def _name(thing: Any) -> str:

@@ -1,6 +1,8 @@
 """What makes a value what it is: two that compute different things have different fingerprints, one made again has the same."""
 
+import copy
 import functools
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -33,6 +35,12 @@ class Times(nn.Module):
 
     def forward(self, inputs):
         return inputs.flatten(1) * self.factor
+
+
+class Keeps(nn.Module):
+    def __init__(self, **attributes):
+        super().__init__()
+        vars(self).update(attributes)
 
 
 class Plain:
@@ -68,6 +76,11 @@ DIFFERENT = {
     "arrays": (np.zeros(3), np.ones(3)),
     "weights": (network(0), network(1)),
     "attributes of networks": (Times(1), Times(50)),
+    "tensors that are no buffers": (Keeps(mean=torch.zeros(3)), Keeps(mean=torch.ones(3))),
+    "private attributes of networks": (Keeps(_gain=1.0), Keeps(_gain=5.0)),
+    "private tensors": (Keeps(_mean=torch.zeros(3)), Keeps(_mean=torch.ones(3))),
+    "dicts in networks": (Keeps(config={"gain": 1.0}), Keeps(config={"gain": 5.0})),
+    "deep in networks": (Keeps(_config={"of": [{"gain": np.ones(2)}]}), Keeps(_config={"of": [{"gain": np.zeros(2)}]})),
     "fields that are not shown": (Holds(torch.zeros(2)), Holds(torch.ones(2))),
     "ranges": (range(3), range(4)),
     "keys": ({"a": 1}, {"b": 1}),
@@ -107,6 +120,12 @@ def test_what_is_made_again_has_the_same():
     assert fingerprint(Plain(1).method) == fingerprint(Plain(1).method)
     assert fingerprint(network(0)) == fingerprint(network(0))
     assert fingerprint({"b": 1, "a": 2}) == fingerprint({"a": 2, "b": 1})
+    for module in (nn.LSTM(2, 3), nn.MultiheadAttention(4, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))):
+        before = fingerprint(module)
+        assert fingerprint(copy.deepcopy(module)) == before
+        assert fingerprint(module.eval()) == before
+    tooled = Keeps(_logger=logging.getLogger("a"), trainer=Plain(1), _hooked=print)
+    assert fingerprint(tooled) == fingerprint(Keeps(_logger=logging.getLogger("b"), trainer=Plain(2), _hooked=max))
     code = "\n".join(
         [
             "import functools",
