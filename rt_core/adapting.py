@@ -1,7 +1,7 @@
 """An encoder shown as a classifier, so that attacks on classifiers attack it without labels: the views that bridges to other libraries share."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,15 +18,19 @@ __all__ = [
     "ETA",
     "ROUTES",
     "AnchorLogits",
+    "Passage",
     "Scale",
     "ThresholdLogits",
     "UnitLogits",
     "better_of",
     "bisected",
+    "check_given",
     "check_route",
+    "finite_slope",
     "magnitudes",
     "one_by_one",
     "threshold_of",
+    "unmoved",
     "warn_untested",
 ]
 
@@ -85,6 +89,61 @@ class Scale(NamedTuple):
         return self.low + shown * self.width
 
 
+def finite_slope(slope: Tensor) -> Tensor:
+    """Return a gradient that steps can follow: where it is infinite, as that of a root at 0, it is as large as its sample's largest finite
+    one (1 where all others are 0), and where it is NaN it is 0.
+
+    Finite ones stay as they are, bit for bit, up to the largest number over those of a sample, so that their mean is finite too.
+
+    slope: [batch, *input] -> same shape
+    """
+    numbers = tuple(range(1, slope.ndim))
+    size = slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs_().amax(numbers, keepdim=True)
+    size = torch.where(size == 0, 1, size).clamp(max=torch.finfo(slope.dtype).max / slope.shape[1:].numel())
+    return slope.clamp(-size, size).nan_to_num_(nan=0.0)
+
+
+class Passage:
+    """The way of one batch from a library to an encoder and of the gradients back, which a library would not take as they come.
+
+    rows: how many samples the batch has.
+
+    Attributes:
+        zero_gradient: at what share of the gradients a sample's was exactly zero, [batch]; None until a library has asked for one in rows
+            that are known: the batch's in their order, or any number of its only one.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._asked, self._zero = rows, 0, torch.zeros(rows)
+
+    @property
+    def zero_gradient(self) -> Tensor | None:
+        return self._zero / self._asked if self._asked else None
+
+    def enter(self, inputs: Tensor) -> Tensor:
+        """Return what a library sends, [rows, *input], in plain memory order: libraries look at inputs and gradients through ``view``."""
+        return _Enter.apply(inputs, self)
+
+    def leave(self, representations: Tensor, inputs: Tensor) -> Tensor:
+        """Return representations of the inputs whose gradient exists, and is zero, also where the encoder gives none."""
+        return representations + inputs.flatten(1)[:, :1] * 0 if inputs.requires_grad else representations
+
+    def back(self, slope: Tensor) -> Tensor:
+        """Return a gradient that came out of the encoder as a library is to have it, after a look at it."""
+        slope = finite_slope(slope).contiguous()
+        if self._rows in (1, len(slope)):
+            zero = (slope == 0).flatten(1).all(1).float()
+            self._zero = self._zero.to(zero) + (zero if len(slope) == self._rows else zero.amin(0, keepdim=True))
+            self._asked += 1
+        return slope
+
+
+def unmoved(passages: Iterable[Passage]) -> dict[str, Tensor]:
+    """Return the note ``zero_gradient`` of samples that were handed over in parts, by which rt knows who is stuck; none where it is not known."""
+    shares = [share for passage in passages if (share := passage.zero_gradient) is not None]
+    return {"zero_gradient": torch.cat(shares)} if shares else {}
+
+
 class _View(nn.Module):
     """What the views share: they are in eval mode for good, keep the encoder to themselves, and take what a library sends.
 
@@ -104,6 +163,7 @@ class _View(nn.Module):
         self.clean = (batch.inputs if self.scale is None else self.scale.forth(batch.inputs)).contiguous()
         self.beside = encoder.clip(batch.inputs + eta.to(batch.inputs)) if self.away and eta is not None else None
         self.width = 1.0 if self.scale is not None else max(torch.as_tensor(bound).abs().max().item() for bound in encoder.bounds)
+        self.passage = Passage(len(batch.inputs))
 
     def train(self, mode: bool = True) -> "_View":
         """Do nothing: a view measures, so it is always in eval mode."""
@@ -114,16 +174,12 @@ class _View(nn.Module):
 
         A sample's numbers may come in another shape, such as an image's for a library that knows nothing else.
         """
-        inputs = _Contiguous.apply(inputs.to(self.clean)).reshape(-1, *self.clean.shape[1:])
+        inputs = self.passage.enter(inputs.to(self.clean)).reshape(-1, *self.clean.shape[1:])
         seen = inputs if self.scale is None else self.scale.back(inputs)
         if self.beside is not None and inputs.requires_grad:
             fresh = ((inputs.detach() - self.clean).abs() <= _AT_CLEAN * self.width).flatten(1).all(1)
             seen = torch.where(per_sample(fresh, seen), self.beside + (seen - seen.detach()), seen)
-        representations = self.encoder(seen)
-        if inputs.requires_grad and not representations.requires_grad:
-            # A constant output has no graph, which means the same as a gradient of zero.
-            representations = representations + (inputs * 0).flatten(1).sum(1, keepdim=True)
-        return representations
+        return self.passage.leave(self.encoder(seen), inputs)
 
     def _moved(self, inputs: Tensor) -> Tensor:
         """Return the divergence of each row: of the batch's samples in their order, or of any number of rows of its only one.
@@ -368,6 +424,12 @@ def one_by_one(batch: Batch) -> Iterator[tuple[int, Batch]]:
         yield row, replace(batch, ids=(identity,), **one)
 
 
+def check_given(name: str, value: Any, default: Any) -> None:
+    """Raise ValueError if an option of a library is a bool where its default is a number, which libraries count with."""
+    if isinstance(value, bool) and isinstance(default, (int, float)) and not isinstance(default, bool):
+        raise ValueError(f"{name} is {value}; expected a number, such as {default}, the library's default")
+
+
 def check_route(route: Any) -> None:
     """Raise ValueError unless this says how many samples a library is given at a time."""
     if route not in ROUTES:
@@ -401,16 +463,17 @@ class _UnitGate(torch.autograd.Function):
         return slope.sign() * ctx.way, None
 
 
-class _Contiguous(torch.autograd.Function):
-    """The same values in plain memory order, in both directions: libraries look at inputs and gradients through ``view``."""
+class _Enter(torch.autograd.Function):
+    """The same values in plain memory order; backward, what the passage gives back."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, passage: Passage) -> Tensor:
+        ctx.passage = passage
         return inputs.contiguous()
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope.contiguous()
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return ctx.passage.back(slope), None
 
 
 def _check_threshold(threshold: float) -> None:

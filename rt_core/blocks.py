@@ -218,13 +218,14 @@ class Subject:
         parts = self.bank.parts.unique().tolist()
         return {part: self.bank.without(part) for part in parts}
 
-    def failed(self, error: Exception, block: Block, **what: str) -> None:
-        """Record what an attack or metric raised, with where, or raise it again."""
-        where = {"encoder": self.label, **what, "samples": f"{block.ids[0]} to {block.ids[-1]}"}
+    def failed(self, error: Exception, block: Block | None = None, **what: str) -> None:
+        """Record what an attack or metric raised, on a block or in its fit, with where, or raise it again."""
+        where = {"encoder": self.label, **what} | ({} if block is None else {"samples": f"{block.ids[0]} to {block.ids[-1]}"})
         error.add_note(f"in {', '.join(f'{name} {value!r}' for name, value in where.items())}")
         too_large = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if too_large:
-            error.add_note(f"give a batch below {block.work.batch}, and with it another store: blocks that are stored keep theirs")
+            below = "" if block is None else f" below {block.work.batch}"
+            error.add_note(f"give a batch{below}, and with it another store: blocks that are stored keep theirs")
         # A broken promise, or a machine that is too small, concerns every block.
         if self.strict or too_large or isinstance(error, AttackViolation):
             raise error

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rt_core.errors import PluginWarning, RtError
+from rt_core.errors import PluginError, PluginWarning, RtError
 from rt_core.loading import KINDS, core_version
 
 __all__ = ["main"]
@@ -17,6 +17,7 @@ DONE, FOUND_WRONG, USED_WRONG, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 found wrong, 2 used wrong, 130 interrupted."""
+    getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")  # a console that lacks a character shows a "?"
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -125,12 +126,17 @@ def _plugins(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     """Run a demo that needs no download: four small encoders of real digits, in under two minutes, or another one by name."""
     from rt_core.registry import demo
+    from rt_core.results import Results
 
     name = arguments.flagged or arguments.name
     store = arguments.store or ("runs/demo" if name == "digits" else f"runs/{name}")
-    results, said = demo(name, store=store)
-    print("\n\n".join(filter(None, [_table(results), said, f"The run is in {store}: rt show {store}"])))
-    return _outcome_of(results)
+    match demo(name, store=store):
+        case (Results() as results, str() as said):
+            print("\n\n".join(filter(None, [_table(results), said, f"The run is in {store}: rt show {store}"])))
+            return _outcome_of(results)
+        case other:
+            kinds = f"({', '.join(type(one).__name__ for one in other)})" if isinstance(other, tuple) else type(other).__name__
+            raise PluginError(f"demo {name!r} returned {kinds}; expected (Results, str): the run, and what is said below its table")
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -164,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"study is {arguments.study!r}, which is no file; give a TOML file")
     sys.path[:0] = [str(path.resolve().parent)]  # a study may name networks in a module that lies beside it
     plan = Evaluation.from_toml(path)
-    store = arguments.store or tomllib.loads(path.read_text(encoding="utf-8")).get("store") or f"runs/{path.stem}"
+    store = arguments.store or tomllib.loads(path.read_text(encoding="utf-8-sig")).get("store") or f"runs/{path.stem}"
     results = run(plan, store=store, device=arguments.device, batch=arguments.batch, diagnose=not arguments.no_diagnosis)
     print(_table(results))
     print(f"\nThe run is in {store}")

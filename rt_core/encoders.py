@@ -1,6 +1,7 @@
 """An encoder: any network as a frozen function from inputs inside bounds to representations, with everything put back afterwards."""
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -10,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rt_core.errors import EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, RtError, ShapeError
 from rt_core.fingerprints import fingerprint
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, whole_of
 from rt_core.shapes import check_shape
 from rt_core.weights import load_weights, state_dict_of
 
@@ -21,13 +23,20 @@ __all__ = ["Encoder", "as_encoder", "check_inputs", "from_import", "round_inward
 
 Bound = float | Tensor
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_AUTOCAST = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
+# One for all encoders: a network may be in several, and an encoder that held a lock could not be copied.
+_LOCK = threading.RLock()
+_HELD: dict[tuple[int, str], list[Any]] = {}  # of a module's mode, or a weight's flag: how many encoders hold it, and what it was
 
 
 class Encoder(nn.Module):
     """A network as an encoder: ``encoder(inputs)`` takes ``[batch, *input]`` inside ``bounds`` and gives ``[batch, dim]``.
 
     The network is in eval mode with frozen weights while the encoder is in use, and its modes, flags, hooks and device are
-    put back afterwards, on error too. It is a live reference: later changes of its weights change the encoder.
+    put back afterwards, on error too, when the last one that uses it ends (threads may share it). It is a live reference: later changes of
+    its weights change the encoder. It is given a copy of the inputs, so it may work in place on them. A ``torch.autocast`` around the call is
+    off inside, so that numbers do not depend on it; one that the network enters itself holds. A backward pass of your own amid autocast needs
+    ``in_use`` around it.
 
     Args:
         module: a network, or any function of a batch.
@@ -69,7 +78,8 @@ class Encoder(nn.Module):
         self.channels_last = channels_last
         self.passes = SimpleNamespace(forwards=0, backwards=0)
         self.training = False
-        self._users = 0
+        self._users, self._holding = 0, list[tuple[Any, str]]()
+        self._home: torch.device | None = None
         self._fingerprint: str | None = None
         self._taps_submodule = isinstance(output, str) and output in dict(self.module.named_modules())
         _warn_about(self)
@@ -96,34 +106,20 @@ class Encoder(nn.Module):
         """Hold the network in eval mode, its weights frozen, on ``device``; put everything back at the end, on error too.
 
         Every call does this for itself; holding it around many calls saves the bookkeeping.
+
+        Raises:
+            EncoderError: its weights were made inside ``torch.inference_mode()``.
         """
-        if self._users:
-            self._users += 1
-            try:
-                yield self
-            finally:
-                self._users = max(0, self._users - 1)  # contexts that end in another order must not leave it in use
-            return
-        modes = [(module, module.training) for module in self.module.modules()]
-        flags = [(weight, weight.requires_grad) for weight in self.module.parameters()]
-        home, away = self.where(), self.device or device
-        self._users, self._fingerprint = 1, None
+        autocast = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
         try:
-            for module, _ in modes:
-                module.training = False
-            for weight, _ in flags:
-                weight.requires_grad_(False)
-            if away is not None and home is not None:
-                self.module.to(away)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, False)
+            self._hold(device)
             yield self
         finally:
-            self._users = 0
-            if away is not None and home is not None:
-                self.module.to(home)
-            for module, training in modes:
-                module.training = training
-            for weight, flag in flags:
-                weight.requires_grad_(flag)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, True)
+            self._release()
 
     def clip(self, inputs: Tensor) -> Tensor:
         """Clip inputs to the bounds, which are rounded inward to the inputs' dtype.
@@ -151,6 +147,44 @@ class Encoder(nn.Module):
         """Do nothing: an encoder measures, so it is always in eval mode; train the network itself."""
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_users": 0, "_holding": [], "_home": None}  # nobody uses a copy yet
+
+    def _hold(self, device: str | torch.device | None) -> None:
+        with _LOCK:
+            self._users += 1
+            if self._users > 1:
+                return
+            weights = [*self.module.parameters()]
+            if not torch.is_inference_mode_enabled() and any(not is_lazy(weight) and weight.is_inference() for weight in weights):
+                remedy = "make or load the network outside of it, or take a copy made outside (copy.deepcopy)"
+                raise EncoderError(
+                    f"encoder {self.name!r} has weights made inside torch.inference_mode(), which no gradient can pass; {remedy}"
+                )
+            self._fingerprint, home, away = None, self.where(), self.device or device
+            for thing, what in (*((one, "training") for one in self.module.modules()), *((one, "requires_grad") for one in weights)):
+                _HELD.setdefault((id(thing), what), [0, getattr(thing, what)])[0] += 1
+                self._holding.append((thing, what))
+                setattr(thing, what, False)
+            if away is not None and home is not None:
+                self._home = home
+                self.module.to(away)
+
+    def _release(self) -> None:
+        with _LOCK:
+            self._users -= 1
+            if self._users:
+                return
+            if self._home is not None:
+                self.module.to(self._home)
+                self._home = None
+            while self._holding:
+                thing, what = self._holding.pop()
+                held = _HELD[id(thing), what]
+                held[0] -= 1
+                if not held[0]:
+                    setattr(thing, what, _HELD.pop((id(thing), what))[1])
+
     def _represent(self, inputs: Tensor) -> Tensor:
         dtype = next((tensor.dtype for tensor in _weights(self.module) if tensor.is_floating_point()), inputs.dtype)
         prepared = inputs.to(self.where() or inputs.device)
@@ -160,7 +194,8 @@ class Encoder(nn.Module):
         prepared = prepared.to(dtype)
         if self.channels_last and prepared.ndim == 4:
             prepared = prepared.contiguous(memory_format=torch.channels_last)
-        representations = self._select(prepared)
+        # A network may work in place, and must not on the caller's tensor, nor on a leaf.
+        representations = self._select(inputs.clone() if prepared is inputs else prepared)
         if representations.ndim == 4 and representations.shape[2:] == (1, 1):  # a pooled map, such as torchvision's "avgpool" gives
             representations = representations.flatten(1)
         try:
@@ -173,10 +208,10 @@ class Encoder(nn.Module):
 
     def _select(self, prepared: Tensor) -> Tensor:
         captured: list[Any] = []
-        handle = None
+        handle, caller = None, threading.get_ident()
         if self._taps_submodule:
             handle = self.module.get_submodule(str(self.output)).register_forward_hook(
-                lambda module, arguments, output: captured.append(output)
+                lambda module, arguments, output: captured.append(output) if threading.get_ident() == caller else None
             )
         try:
             returned = self.module(prepared)
@@ -220,6 +255,8 @@ def check_inputs(inputs: Tensor, encoder: Encoder, *, what: str = "inputs", ids:
         raise InvalidInputs(f"{what} has shape {list(inputs.shape)}; expected [batch, *input] with at least one sample")
     if inputs.dtype == torch.uint8:
         raise InvalidInputs(f"{what} is uint8, 0..255; inputs lie in [{_show(encoder.bounds)}]: write inputs.float() / 255")
+    if inputs.is_complex():
+        raise InvalidInputs(f"{what} is {str(inputs.dtype).removeprefix('torch.')}; expected real numbers: give torch.view_as_real(…)")
     if not inputs.is_floating_point():
         name = str(inputs.dtype).removeprefix("torch.")
         raise IntegerInputs(f"{what} is {name}, and integers carry no gradient; attack the output of the embedding layer instead")
@@ -351,11 +388,14 @@ def _selected(returned: Any, output: Any, name: str, submodules: Sequence[str]) 
         part = output(returned)
     elif isinstance(output, str):
         part = returned.get(output) if isinstance(returned, Mapping) else getattr(returned, output, None)
-    elif isinstance(output, int):
-        part = returned[output] if isinstance(returned, (tuple, list)) and -len(returned) <= output < len(returned) else None
+    elif (index := whole_of(output)) is not None:
+        part = returned[index] if isinstance(returned, (tuple, list)) and -len(returned) <= index < len(returned) else None
     else:
         part = returned
     if isinstance(part, Tensor):
+        if part.is_complex():
+            remedy = "say output=lambda returned: torch.view_as_real(returned).flatten(1), or returned.abs()"
+            raise OutputError(f"encoder {name!r} returned {str(part.dtype).removeprefix('torch.')}; expected real numbers: {remedy}")
         return part
     if isinstance(returned, Mapping):
         shape, example = f"a dict with keys {', '.join(map(repr, returned))}", repr(next(iter(returned), "key"))

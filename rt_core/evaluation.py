@@ -17,6 +17,7 @@ from rt_core.divergences import Divergence, describe_divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder
 from rt_core.errors import PlanError
 from rt_core.fingerprints import fingerprint
+from rt_core.randomness import whole_of
 from rt_core.registry import Use, installed, use
 from rt_core.traces import AIMS, Attack, FrozenTensor, Metric, Suite, aims_of, check_metric, needs_fit
 
@@ -68,20 +69,18 @@ class Evaluation:
         object.__setattr__(self, "encoders", _labelled_encoders(self.encoders))
         object.__setattr__(self, "attacks", _labelled_attacks(self.attacks))
         object.__setattr__(self, "metrics", _labelled_metrics(self.metrics))
-        for size in _SIZES:
-            value = getattr(self, size)
-            if not isinstance(value, int):
-                raise PlanError(f"{size} is {value!r}; expected a whole number of samples")
-            if value < 2:
-                raise PlanError(f"{size} is {value}; at least 2 samples are needed, since measures compare a sample with others")
+        for number in (*_SIZES, "seed"):
+            if (whole := whole_of(value := getattr(self, number))) is None:
+                raise PlanError(f"{number} is {value!r}; expected a whole number{' of samples' * (number != 'seed')}")
+            if whole < 2 and number != "seed":
+                raise PlanError(f"{number} is {value}; at least 2 samples are needed, since measures compare a sample with others")
+            object.__setattr__(self, number, whole)
         if self.attacked % 2:
             raise PlanError(f"attacked is {self.attacked}; samples are attacked in pairs, so it must be even")
         if self.bank < self.attacked:
             raise PlanError(f"bank is {self.bank}, below attacked ({self.attacked}); the bank holds the attacked samples and others")
         if self.pairing not in _PAIRINGS:
             raise PlanError(f"pairing is {self.pairing!r}; expected {' or '.join(map(repr, _PAIRINGS))}")
-        if not isinstance(self.seed, int):
-            raise PlanError(f"seed is {self.seed!r}; expected an integer")
         find_divergence(self.divergence)
         for dataset in (self.dataset, self.train):
             if isinstance(dataset, Use):
@@ -189,8 +188,8 @@ class Evaluation:
             PlanError: not TOML, or a key that a study does not have.
         """
         try:
-            study = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+            study = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except ValueError as error:  # of TOML, or of another encoding
             raise PlanError(f"{path} is not TOML: {error}") from error
         study.pop("store", None)
         known = {field.name for field in fields(cls)}
@@ -265,7 +264,8 @@ def _labelled_encoders(encoders: Any) -> dict[str, Encoder | Use]:
             installed().find("encoder", encoder.name)
         else:
             encoder = as_encoder(encoder)
-        key = label or (encoder.label if isinstance(encoder, Use) else encoder.name)
+        key = label if label is not None else (encoder.label if isinstance(encoder, Use) else encoder.name)
+        _check_label("encoder", key)
         if key in labelled:
             raise PlanError(f"two encoders are called {key!r}; name them by a mapping, such as {{'first': …, 'second': …}}")
         labelled[key] = encoder
@@ -278,6 +278,7 @@ def _labelled_attacks(attacks: Any) -> dict[str, Any]:
     if not isinstance(attacks, Mapping):
         raise PlanError(f"attacks is a {type(attacks).__name__}; expected a mapping from label, such as {{'u-pgd': UPGD(epsilon=0.05)}}")
     for label, attack in attacks.items():
+        _check_label("attack", label)
         if isinstance(attack, Use):
             installed().find("attack", attack.name)
         elif not callable(attack) and not isinstance(attack, Suite):
@@ -298,13 +299,19 @@ def _labelled_metrics(metrics: Any) -> dict[str, Metric | Use]:
             installed().find("metric", metric.name)
         name = metric.name if isinstance(metric, Use) else _metric_name(metric)
         own = metric.options.get("divergence") if isinstance(metric, Use) else getattr(metric, "divergence", None)
-        key = label or (f"{name}[{describe_divergence(own)}]" if own is not None else name)
+        key = label if label is not None else (f"{name}[{describe_divergence(own)}]" if own is not None else name)
+        _check_label("metric", key)
         if key in labelled:
             raise PlanError(f"two metrics are called {key!r}; name them by a mapping")
         labelled[key] = metric
     if not labelled:
         raise PlanError("no metric is given; an evaluation needs at least one, such as 'universal_quantile'")
     return labelled
+
+
+def _check_label(kind: str, label: Any) -> None:
+    if not isinstance(label, str) or label in ("", "-"):
+        raise PlanError(f"the label of {kind} is {label!r}; expected a string, not empty and not '-', which stands for no attack")
 
 
 def _metric_name(metric: Any) -> str:
@@ -330,6 +337,8 @@ def _toml_key(key: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, (str, Path)):
         return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

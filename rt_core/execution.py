@@ -68,8 +68,8 @@ def run(
         diagnose: whether to look, on up to 32 samples and for a tenth of the run's passes at most, for signs that the attack's numbers cannot
             be believed (``manifest["diagnosis"]``; what is found is warned about).
 
-    An attack or metric that raises after the rehearsal costs its block: it is recorded in ``manifest["errors"]``, warned about, and tried
-    again by the next run in the same store; everything else goes on.
+    An attack or metric that raises after the rehearsal costs its block, or in its ``fit`` its rows of that encoder: it is recorded in
+    ``manifest["errors"]``, warned about, and tried again by the next run in the same store; everything else goes on.
 
     Raises:
         PlanError, InvalidInputs, …: in the first seconds, from the rehearsal.
@@ -160,7 +160,7 @@ def _opened(
     encoder = held.enter_context(made_encoder(given, label).in_use(work.device))
     before, fingerprint = passes_of(encoder), encoder.fingerprint
     subject = Subject(label, encoder, fingerprint, work.bank(clean_of(work, encoder, fingerprint, store, bar.update)), store)
-    return _Studied(fitting.fitted(work, encoder, fingerprint), subject, before)
+    return _Studied(fitting.fitted(work, encoder, fingerprint, failed=subject.failed), subject, before)
 
 
 def _evaluate(work: Work, subject: Subject, block: Block, frames: list[pd.DataFrame], notes: list[pd.DataFrame], bar: tqdm) -> None:
@@ -262,7 +262,7 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
             check_fit(attack, encoder, aim, inputs, label=name)
     with contextlib.ExitStack() as held:
         held.enter_context(encoder.in_use(work.device))
-        represent_rows(encoder, inputs[:1], 1)  # the first pass of a process is slow
+        alone = represent_rows(encoder, inputs[:1], 1)  # the first pass of a process is slow, and is not timed
         began = time.monotonic()
         first = represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)
         between = time.monotonic()
@@ -274,6 +274,11 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
         if not torch.equal(first, represent_rows(encoder, inputs[:_REHEARSED], _REHEARSED)):
             _say(
                 f"encoder {label!r} is not deterministic: two passes of the same inputs differ, so measures mix its own noise with the attack's effect"
+            )
+        elif (apart := (torch.linalg.vector_norm(first[0] - alone) / torch.linalg.vector_norm(first[0])).item()) > _rounding(encoder):
+            _say(
+                f"encoder {label!r} depends on the batch: a sample's representation beside another differs from that alone by {apart:.2g} of its length "
+                "(statistics of the batch?), so measures depend on the batch size and on which samples go together; give each sample its own"
             )
         with torch.enable_grad():
             if not encoder(inputs[:_REHEARSED].clone().requires_grad_()).requires_grad:
@@ -301,6 +306,11 @@ def _rehearse(work: Work, label: str, given: Encoder | Use, store: Store, fittin
                 list(metric_frames(work, replace(subject, bank=work.bank(clean[rows])), block, name, key, traces))
             seconds += (time.monotonic() - began) / _REHEARSED * work.attacked * share
     return seconds
+
+
+def _rounding(encoder: Encoder) -> float:
+    """Return how far apart, of its length, a representation may come out of two batches by rounding alone."""
+    return max([1e-3, *(10 * torch.finfo(one.dtype).eps for one in encoder.module.parameters() if one.is_floating_point())])
 
 
 def _passes_to_come(work: Work, subject: Subject, reduced: Mapping[str, Any]) -> float:
@@ -456,7 +466,8 @@ def _warn_about(results: Results) -> None:
         if about["near_duplicates"]:
             _say(
                 f"{about['near_duplicates']} of {results.manifest['attacked']} attacked samples have a near-duplicate in the bank for encoder {label!r}: "
-                "breakaway and nearest-neighbor accuracy count it as a stranger, so take duplicates out of the dataset"
+                "breakaway and nearest-neighbor accuracy count it as a stranger, so take duplicates out of the dataset, or, "
+                "where impersonation_pairs made them (…#2), leave such measures out of this plan"
             )
     for found in results.manifest["diagnosis"]:
         for warning in found["warnings"]:
@@ -465,7 +476,7 @@ def _warn_about(results: Results) -> None:
     if errors:
         last = errors[-1]
         _say(
-            f"{len(errors)} blocks failed and their rows are missing (manifest['errors']); the last: {last['error']} in "
+            f"{len(errors)} blocks or fits failed and their rows are missing (manifest['errors']); the last: {last['error']} in "
             f"{', '.join(f'{what} {last[what]!r}' for what in ('encoder', 'attack', 'metric', 'samples') if what in last)}"
         )
 

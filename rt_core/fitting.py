@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -62,10 +62,19 @@ class Fitting:
         of_each = [found[turn] for turn in range(2) for found in places.values() if len(found) > turn]
         return self.train.picked(sorted([*dict.fromkeys([*of_each, *sorted(spread)])][:_FEW]))
 
-    def fitted(self, work: Work, encoder: Encoder, encoder_fingerprint: str, *, rehearsal: bool = False) -> Work:
+    def fitted(
+        self,
+        work: Work,
+        encoder: Encoder,
+        encoder_fingerprint: str,
+        *,
+        rehearsal: bool = False,
+        failed: Callable[..., None] | None = None,
+    ) -> Work:
         """Return the work with everything that has a ``fit`` fitted to this encoder; from the store where it is there.
 
-        rehearsal: what is not in the store is fitted on a few samples, and not kept.
+        rehearsal: what is not in the store is fitted on a few samples, and not kept. failed: is told the error of a fit, and whose it is
+        (``attack=label`` or ``metric=label``), which the work is then without; unless given, the error is raised.
         """
         if self.train is None or not any(map(needs_fit, (*work.attacks.values(), *work.metrics.values()))):
             return work
@@ -95,19 +104,33 @@ class Fitting:
             if known not in self.made:
                 before = passes_of(encoder)
                 batch = {"batch": work.batch} if "batch" in inspect.signature(whole.fit).parameters else {}
-                self.made[known] = whole.fit(encoder, train, *moved_by, random=random, **batch)
+                try:
+                    self.made[known] = whole.fit(encoder, train, *moved_by, random=random, **batch)
+                except Exception as error:
+                    self.made[known] = error  # whoever else asks for it is told the same
+                    raise
                 after, arrays = passes_of(encoder), _to_arrays(whole, self.made[known])
                 if not rehearsal:
                     self.store.save(key, arrays)
                 else:
                     spent = after.forwards + after.backwards - before.forwards - before.backwards
                     self.passes[encoder_fingerprint] += spent * len(self.train or ()) // len(train)
+            if isinstance(self.made[known], Exception):
+                raise self.made[known]
             return self.made[known]
 
-        return work.fitted(
-            {label: of(attack, work.divergence) for label, attack in work.attacks.items()},
-            {label: of(metric) for label, metric in work.metrics.items()},
-        )
+        def each(kind: str, things: Mapping[str, Any], *moved_by: Any) -> dict[str, Any]:
+            made = {}
+            for label, thing in things.items():
+                try:
+                    made[label] = of(thing, *moved_by)
+                except Exception as error:
+                    if failed is None or all(error is not one for one in self.made.values()):  # no fit's: a full disk, say
+                        raise
+                    failed(error, **{kind: label})
+            return made
+
+        return work.fitted(each("attack", work.attacks, work.divergence), each("metric", work.metrics))
 
 
 def _to_arrays(before: Any, after: Any) -> dict[str, np.ndarray]:

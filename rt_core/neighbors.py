@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rt_core.divergences import Divergence, cosine, describe_divergence, find_divergence, l2
-from rt_core.randomness import stream
+from rt_core.labels import classes_of
+from rt_core.randomness import names_of, stream
 from rt_core.shapes import check_shape
 
 __all__ = ["Bank", "pairwise", "quantile_error"]
@@ -55,7 +56,7 @@ class Bank:
     Args:
         representations: [bank, dim], float32 or float64; a tensor on the CPU or a numpy memory map. Not copied: leave it unchanged.
         ids: one a row; ``"0"``, ``"1"``, … unless given.
-        labels: one a row, for measures that need them.
+        labels: one a row, classes from 0 on, for measures that need them.
         quantile_rows: how many first rows the pair quantiles use; all unless given. Of more than 10,000 rows the pairs are too many: then
             524,288 random ones, drawn from ``seed``, stand for them, and quantiles are off by at most ``quantile_error``.
         parts: one a row, whole numbers from 0 on; ``without`` leaves one of them out.
@@ -65,7 +66,8 @@ class Bank:
         reads: how often representations were looked at, so that one can tell who did.
 
     Raises:
-        ValueError: no rows, a type that cannot be ranked exactly, values that are not finite, ids that repeat, or lengths that differ.
+        ValueError: no rows, a type that cannot be ranked exactly, values that are not finite, ids that repeat, labels that are no classes, or
+            lengths that differ.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class Bank:
         self.reads = 0
         self._rows = representations if isinstance(representations, np.ndarray) else representations.detach()
         size = len(representations)
-        self.ids: tuple[str, ...] = tuple(map(str, range(size) if ids is None else ids))
-        self.labels: tuple[int, ...] | None = None if labels is None else tuple(map(int, labels))
+        self.ids = names_of(range(size) if ids is None else ids)
+        self.labels: tuple[int, ...] | None = None if labels is None else tuple(classes_of(labels))
         self.quantile_rows = size if quantile_rows is None else int(quantile_rows)
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != size:
@@ -154,7 +156,7 @@ class Bank:
 
         ids: [batch] -> [batch], long
         """
-        return torch.tensor([self._row_of.get(str(identity), -1) for identity in ids], dtype=torch.long)
+        return torch.tensor([self._row_of.get(identity, -1) for identity in names_of(ids)], dtype=torch.long)
 
     def take(self, rows: Tensor | Sequence[int]) -> Tensor:
         """Return the representations of some rows.

@@ -16,7 +16,7 @@ from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.errors import AttackViolation, EncoderError, ShapeError
 from rt_core.neighbors import Bank
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, names_of, whole_of
 from rt_core.shapes import check_shape
 from rt_core.traces import Attack, Attempt, Batch, Suite, Trace, aims_of, ball_of, steps_of
 
@@ -82,7 +82,7 @@ def perturb(
         )
     encoder, moved_by = as_encoder(encoder), find_divergence(divergence)
     check_inputs(inputs, encoder)
-    names = tuple(map(str, range(len(inputs)) if ids is None else ids))
+    names = names_of(range(len(inputs)) if ids is None else ids)
     if len(names) != len(inputs):
         raise ShapeError(f"{len(inputs)} inputs and {len(names)} ids; one an input is needed")
     for what, given in (("targets", targets), ("start", start)):
@@ -216,9 +216,9 @@ def check_batch(batch: int | None) -> int:
     """Return how many samples go at a time: 64 unless told otherwise."""
     if batch is None:
         return BLOCK
-    if not isinstance(batch, int) or batch < 1:
+    if (size := whole_of(batch)) is None or size < 1:
         raise ValueError(f"batch is {batch!r}; expected a positive number of samples")
-    return batch
+    return size
 
 
 @contextlib.contextmanager

@@ -2,15 +2,17 @@
 
 import contextlib
 import hashlib
+import operator
 import random as python_random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SampleRandom", "stream"]
+__all__ = ["SampleRandom", "check_seed", "names_of", "stream", "whole_of"]
 
 
 def stream(seed: int, purpose: str, identity: str = "") -> np.random.Generator:
@@ -21,6 +23,27 @@ def stream(seed: int, purpose: str, identity: str = "") -> np.random.Generator:
     """
     digest = hashlib.blake2b(f"{seed}\0{purpose}\0{identity}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(int.from_bytes(digest, "little"))))
+
+
+def whole_of(value: object) -> int | None:
+    """Return a whole number, Python's or numpy's, as a plain one; None for anything else, a bool too."""
+    return operator.index(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed as a plain whole number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if (whole := whole_of(seed)) is None:
+        raise ValueError(f"seed is {seed!r}; expected a whole number, such as 0")
+    return whole
+
+
+def names_of(ids: Iterable[object]) -> tuple[str, ...]:
+    """Return ids as strings: a number is the same whether plain, numpy's or in a tensor."""
+    return tuple(str(one.item() if isinstance(one, Tensor) and one.numel() == 1 else one) for one in ids)
 
 
 @dataclass(frozen=True)
@@ -35,8 +58,12 @@ class SampleRandom:
 
     @classmethod
     def of(cls, seed: int, ids: Sequence[object]) -> "SampleRandom":
-        """Return the randomness of these ids, which may be of any type that ``str`` tells apart."""
-        return cls(int(seed), tuple(map(str, ids)))
+        """Return the randomness of these ids, which may be of any type that ``str`` tells apart.
+
+        Raises:
+            ValueError: the seed is no whole number.
+        """
+        return cls(check_seed(seed), names_of(ids))
 
     def select(self, rows: Sequence[int] | slice) -> "SampleRandom":
         """Return the randomness of some of the samples."""

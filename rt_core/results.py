@@ -1,6 +1,7 @@
 """What a run found: one row a sample and measure, and readings of it: a summary with intervals, a comparison of two encoders, a table."""
 
 import contextlib
+import csv
 import functools
 import itertools
 import json
@@ -73,6 +74,7 @@ class Results:
             Columns encoder, attack, aim, step, metric, statistic, estimate, low, high, n, undefined, abstained, better. n counts the rows
             that are defined; abstained ones are among them.
         """
+        statistics.allowed_error(level)
         rows = []
         for key, part in self._parts():
             reading = self._reading(key[-1])
@@ -102,9 +104,9 @@ class Results:
             for what each encoder measures on its own scale.
 
         Raises:
-            ValueError: no rows of an encoder of that name.
+            ValueError: no rows of an encoder of that name, or a level outside (0, 1).
         """
-        known = list(dict.fromkeys(self.frame["encoder"]))
+        alpha, known = statistics.allowed_error(level), list(dict.fromkeys(self.frame["encoder"]))
         for name in (first, second):
             if name not in known:
                 raise ValueError(f"no results of encoder {name!r}; there are {', '.join(map(repr, known))}")
@@ -140,7 +142,7 @@ class Results:
         table = pd.DataFrame(rows, columns=[*_KEYS[1:], "mean_first", "mean_second", "difference", "low", "high", "p", "n", "better"])
         table.insert(len(table.columns) - 2, "p_corrected", statistics.holm(table["p"].to_numpy(dtype=np.float64)))
         unsure = np.array(small, dtype=bool) & (table["low"] <= 0) & (table["high"] >= 0)
-        told = (table["p_corrected"] <= 1 - level) & ~unsure
+        told = (table["p_corrected"] <= alpha) & ~unsure
         masked = table["attack"].isin({**self.unbelievable(first), **self.unbelievable(second)})
         verdicts = ["not comparable", "no gradient", table["better"]]
         return table.assign(better=np.select([table["p"].isna(), masked, told], verdicts, "-"))
@@ -162,7 +164,7 @@ class Results:
         """
         stuck = self.notes[(self.notes["name"] == "stuck") & (self.notes["encoder"] == encoder)]
         shares = stuck.groupby("attack", sort=False)["value"].mean()
-        words = "{attack} found no gradient at all for {share:.0%} of the samples on {encoder} (rounded inputs, saturated outputs)"
+        words = "{attack} found no gradient, or none that is finite, for {share:.0%} of the samples on {encoder} (rounded inputs, saturated outputs)"
         return {str(attack): words.format(attack=attack, share=share, encoder=encoder) for attack, share in shares.items() if share >= 0.1}
 
     def curve(self, attack: str, parameter: str = "epsilon", *, level: float = 0.95) -> pd.DataFrame:
@@ -194,14 +196,14 @@ class Results:
             Columns encoder, attack, aim, step, metric, threshold, estimate, low, high, n, abstained.
 
         Raises:
-            ValueError: no rows of that metric, no threshold, or one that is NaN.
+            ValueError: no rows of that metric, no threshold or one that is NaN, or a level outside (0, 1).
         """
-        counted = np.atleast_1d(np.asarray(thresholds, dtype=np.float64)).tolist()
+        alpha, counted = statistics.allowed_error(level), np.atleast_1d(np.asarray(thresholds, dtype=np.float64)).tolist()
         if metric not in {*self.frame["metric"]}:
             raise ValueError(f"no rows of metric {metric!r}; there are {', '.join(map(repr, dict.fromkeys(self.frame['metric'])))}")
         if not counted or any(map(math.isnan, counted)):
             raise ValueError(f"thresholds is {thresholds}; give the radii (or whatever the metric is in) at which to count")
-        rows, each = [], 1 - (1 - level) / len(counted)
+        rows, each = [], 1 - alpha / len(counted)
         for key, part in self._parts():
             if key[-1] != metric:
                 continue
@@ -292,6 +294,7 @@ class Results:
 
     def caption(self, *, level: float = 0.95) -> str:
         """Return what a table needs beside it: how many samples, in which bank, moved by which attacks."""
+        statistics.allowed_error(level)
         about, plan = self.manifest, self.manifest["plan"]
         beside = [f", {about['bank']} in the bank"] * bool(about["bank"]) + [f"; divergence {plan['divergence']}"] * (
             plan["divergence"] != "-"
@@ -427,7 +430,7 @@ class Results:
         Raises:
             StoreError: they cannot be written; what was there before stays.
         """
-        contents = {"manifest.json": json.dumps(self.manifest, indent=1, ensure_ascii=False).encode()}
+        contents = {"manifest.json": json.dumps(self.manifest, indent=1, ensure_ascii=False).encode(errors="backslashreplace")}
         contents |= {
             "frame.csv.gz": _compressed(self._rows),
             "notes.csv.gz": _compressed(self.notes),
@@ -444,8 +447,10 @@ class Results:
         """Read results that were saved; of several folders, the rows of all, if they are of the same samples and labels mean the same.
 
         Raises:
-            StoreError: a folder without results or with damaged ones, or results that differ in samples, seed, bank, divergence or what a label means.
+            StoreError: no folder, one without results or with damaged ones, or results that differ in samples, seed, bank, divergence or what a label means.
         """
+        if not paths:
+            raise StoreError("no folder is given; expected one or more to which results were saved; write Results.load('store')")
         loaded = [cls._load_one(Path(path)) for path in paths]
         for (path, one), (place, two) in itertools.combinations(zip(paths, loaded, strict=True), 2):
             labels = [f"what {what} {label!r} is" for what, clashing in one._clashes(two).items() for label in sorted(clashing)]
@@ -469,8 +474,8 @@ class Results:
             )
 
         def read(name: str) -> pd.DataFrame:
-            # Read as text first: a sample may be called "NA", and "007" is not 7.
-            frame = pd.read_csv(folder / f"{name}.csv.gz", dtype=str, keep_default_na=False)
+            # Read as text first: a sample may be called "NA", "007" is not 7, and a carriage return in an id ends no line.
+            frame = pd.read_csv(folder / f"{name}.csv.gz", dtype=str, keep_default_na=False, lineterminator="\n")
             numbers = {column: [float(value) if value else math.nan for value in frame[column]] for column in ["value", *_left_out(frame)]}
             return frame.assign(**numbers)
 
@@ -594,10 +599,20 @@ def _options(described: Any) -> list[str]:
     if not isinstance(described, dict):
         return [str(described)]
     given = {name: value for name, value in described.items() if name != "class" and value not in (None, [], {})}
-    return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in given.items()] or [str(described)]
+    return [f"{name}={_shown(value)}" for name, value in given.items()] or [str(described)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "class" in value:  # a part, such as a loss with its probe
+        return f"{value['class'].rpartition('.')[2]}({', '.join(_options(value)) if len(value) > 1 else ''})"
+    if isinstance(value, dict) and "tensor" in value:
+        return f"tensor {value['tensor']}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cell(row: Any) -> str:
+    if row.abstained and math.isinf(row.estimate):  # the worst value stands for those, and would read as one that was measured
+        return f"no certificate for {row.abstained} of {row.n}"
     return f"{_number(row.estimate)} [{_number(row.low)}, {_number(row.high)}]" if row.n else "undefined"
 
 
@@ -614,4 +629,6 @@ def _say(what: str) -> None:
 def _compressed(frame: pd.DataFrame) -> bytes:
     import gzip
 
-    return gzip.compress(frame.to_csv(index=False).encode(), compresslevel=4, mtime=0)
+    # All text is quoted, so that other readers do not end a line at a carriage return in an id.
+    text = frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    return gzip.compress(text.encode(), compresslevel=4, mtime=0)

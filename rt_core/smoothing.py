@@ -2,25 +2,49 @@
 
 import hashlib
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from rt_core.encoders import Encoder
+from rt_core.errors import RobustnessWarning
 from rt_core.fingerprints import content_of
-from rt_core.perturbing import moved_to
+from rt_core.perturbing import BLOCK, moved_to
 from rt_core.randomness import SampleRandom
 from rt_core.traces import Context, Progress
 
-__all__ = ["Draws"]
+__all__ = ["Draws", "check_sigma", "say_once"]
 
 _CHUNK = 1024  # representations that are given, remembered and kept at a time
 _NOISE = 64  # draws of noise that come out of one stream
 _AT_ONCE = 2**20  # values of small inputs that go through the encoder together, where the batch alone would be few
 _REMEMBERED = 2**30  # bytes of representations; what is beyond is made again by whoever asks for it
 _WORTH_KEEPING = 20.0  # seconds of passes after which what they made is kept
+_REHEARSED = 64  # draws of which a rehearsal makes no more, and of which a share says little
+_SAID: WeakKeyDictionary[Encoder, set[Any]] = WeakKeyDictionary()
+
+
+def check_sigma(sigma: float, encoder: Encoder) -> None:
+    """Raise ValueError where noise has a larger standard deviation than the encoder's bounds are wide: sigma is then in other units."""
+    low, high = (torch.as_tensor(bound, dtype=torch.float64, device="cpu") for bound in encoder.bounds)
+    width = (high - low).max().item()
+    if sigma > width:
+        raise ValueError(
+            f"sigma is {sigma:g}; inputs of encoder {encoder.name!r} span a range of {width:g}, so it must be in (0, {width:g}]"
+            + (f": write {sigma:g}/255, not {sigma:g}" if width == 1 and sigma <= 255 else "")
+        )
+
+
+def say_once(encoder: Encoder, key: Any, what: str, *, stacklevel: int = 3) -> None:
+    """Warn of something about an encoder, however many samples and certificates find it; ``key``: what it is, apart from whom it was found at."""
+    said = _SAID.setdefault(encoder, set())
+    if key not in said:
+        said.add(key)
+        warnings.warn(what, RobustnessWarning, stacklevel=stacklevel)
 
 
 class Draws:
@@ -37,7 +61,8 @@ class Draws:
         random: of one sample.
         sigma: standard deviation of the noise, in the units of the encoder's bounds.
         clip: whether noisy inputs are clipped to the bounds, which makes clipping a part of what is smoothed.
-        batch: how many go through the encoder together; of inputs so small that 2^20 values hold more, up to 16 times as many (``size``).
+        batch: how many go through the encoder together (``size``), which bounds the memory they take; 64, which stands where nobody chose
+            one, becomes up to 1,024 of inputs so small that 2^20 values hold them.
     """
 
     def __init__(
@@ -53,7 +78,7 @@ class Draws:
     ) -> None:
         self._encoder, self._inputs, self._random = encoder, inputs, random
         self._sigma, self._clip, self._progress = sigma, clip, progress
-        self.size = batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
+        self.size = batch if batch != BLOCK else batch * max(1, min(16, _AT_ONCE // max(batch * inputs.numel(), 1)))
         # In bytes on the CPU: the same input has the same draws on every device.
         self._content = hashlib.blake2b(content_of(inputs), digest_size=16).hexdigest()
         self._known: dict[tuple[str, int], Tensor] = {}
@@ -86,10 +111,22 @@ class Draws:
     def chunks(self, purpose: str, count: int) -> Iterator[Tensor]:
         """Yield the first ``count`` representations of a purpose's stream in order, [up to 1,024, dim], on the CPU.
 
-        Where the encoder breaks under the noise they hold NaN or infinity: such a draw counts against a certificate.
+        Where the encoder breaks under the noise they hold NaN or infinity: such a draw counts against a certificate. Of the first sample
+        of an encoder where one does, a warning says the share.
         """
+        broken = 0
         for start in range(0, count, _CHUNK):
-            yield self._chunk(purpose, start, min(_CHUNK, count - start))
+            chunk = self._chunk(purpose, start, min(_CHUNK, count - start))
+            broken += int((chunk.isnan() | (chunk == torch.inf)).any(1).sum())  # minus infinity is what masks a logit
+            yield chunk
+        if broken and count > _REHEARSED and purpose != "rehearsal":
+            say_once(
+                self._encoder,
+                ("broken", self._sigma, self._clip),
+                f"encoder {self._encoder.name!r} gave NaN or infinity for {broken / count:.2%} of {count:,} noisy copies of sample "
+                f"{self._random.ids[0]!r} (sigma {self._sigma:g}): such draws count against certificates, of other samples too; "
+                + ("mend the encoder" if self._clip else "say clip=True if it breaks outside its bounds, or mend it"),
+            )
 
     def _chunk(self, purpose: str, start: int, wanted: int) -> Tensor:
         key, name = (purpose, start), f"{purpose}-{self._sigma!r}-{self._clip}-{self._content}-{start}"

@@ -14,6 +14,7 @@ from rt_core.errors import RobustnessWarning
 __all__ = [
     "Comparison",
     "Interval",
+    "allowed_error",
     "bootstrap_interval",
     "bounded_mean_interval",
     "holm",
@@ -82,7 +83,7 @@ def interval(
         ValueError: a value is NaN, outside the span, infinite where a mean is asked for, or not 0 or 1 where a rate is.
     """
     _check_statistic(statistic, "rate", "mean", "median")
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     if not np.size(values):
         return Interval(math.nan, math.nan, math.nan, 0, "no values")
     array = _checked(values)
@@ -104,7 +105,7 @@ def proportion_interval(successes: int, n: int, *, level: float = 0.95) -> Inter
     Raises:
         ValueError: n is below 1, or successes is not a whole number in 0..n.
     """
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     if n < 1:
         raise ValueError(f"n is {n}; a share needs at least one trial")
     if not 0 <= successes <= n or successes != int(successes):
@@ -128,7 +129,7 @@ def bounded_mean_interval(values: ArrayLike, *, level: float = 0.95, span: Span 
     Raises:
         ValueError: there are no values, or one is NaN or outside the span.
     """
-    return _betting_interval(_checked(values), None, span, _alpha(level), seed)
+    return _betting_interval(_checked(values), None, span, allowed_error(level), seed)
 
 
 def median_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -144,7 +145,7 @@ def median_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     """
     from scipy.stats import binom
 
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     ordered = np.sort(_checked(values))
     n = len(ordered)
     rank = int(binom.ppf(alpha / 2, n, 0.5))  # the largest k with P(fewer than k values below the median) < alpha / 2
@@ -181,7 +182,7 @@ def bootstrap_interval(
     Warns:
         RobustnessWarning: there are fewer than 20 groups.
     """
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     array = _checked(values)
     if resamples < 1 / alpha:
         raise ValueError(f"resamples is {resamples}; a level of {level:g} needs at least {math.ceil(1 / alpha)}, better thousands")
@@ -239,7 +240,7 @@ def paired_comparison(
         ValueError: the two differ in length, or hold a value that `interval` would refuse.
     """
     _check_statistic(statistic, "rate", "mean", "median")
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     if flips < 1:
         raise ValueError(f"flips is {flips}; at least one is needed, and p cannot fall below 1 / (flips + 1)")
     if np.shape(first) != np.shape(second):
@@ -323,7 +324,7 @@ def widened(low: float, estimate: float, high: float, errors: tuple[float, float
     """
     from scipy.stats import t
 
-    bank, both = (math.inf if math.isnan(error) else float(t.isf(_alpha(level) / 2, parts - 1)) * error for error in errors)
+    bank, both = (math.inf if math.isnan(error) else float(t.isf(allowed_error(level) / 2, parts - 1)) * error for error in errors)
     if not bank and not both:
         return low, high
     ends = []
@@ -348,7 +349,7 @@ def samples_needed(
     from scipy.stats import t
 
     _check_statistic(statistic, "rate", "mean")
-    alpha = _alpha(level)
+    alpha = allowed_error(level)
     if not 0 < half_width < math.inf:
         raise ValueError(f"half_width is {half_width:g}; expected a positive number")
     if statistic == "mean":
@@ -362,7 +363,12 @@ def samples_needed(
     return _smallest(lambda n: -np.subtract(*_clopper_pearson(expected * n, n, alpha)) <= 2 * half_width, start=1)
 
 
-def _alpha(level: float) -> float:
+def allowed_error(level: float) -> float:
+    """Return 1 - level, the share of intervals that may miss.
+
+    Raises:
+        ValueError: a level outside (0, 1).
+    """
     if not 0 < level < 1:
         raise ValueError(f"level is {level:g}; expected between 0 and 1: write 0.95, not 95")
     return 1 - level

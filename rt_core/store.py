@@ -35,6 +35,8 @@ class Store:
     """
 
     def __init__(self, folder: str | Path | None, identity: Mapping[str, Any]) -> None:
+        if folder == "":
+            raise StoreError("store is ''; expected a folder, or None to keep nothing")
         self.folder = None if folder is None else Path(folder)
         self._identity, self._begun = identity, False
         if self.folder is None:

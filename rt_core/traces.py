@@ -14,7 +14,7 @@ from rt_core.encoders import Bound, Encoder, round_inward
 from rt_core.errors import MissingLabels, PlanError
 from rt_core.fingerprints import content_of
 from rt_core.neighbors import Bank
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, whole_of
 
 __all__ = [
     "AIMS",
@@ -408,8 +408,8 @@ def steps_of(attack: Any) -> int:
 def passes_of_attack(attack: Any) -> tuple[int, int] | None:
     """Return the forward and backward passes a sample that an attack or a metric says it takes, or None."""
     passes = getattr(attack, "passes", None)
-    told = isinstance(passes, tuple) and len(passes) == 2 and all(isinstance(one, int) for one in passes)
-    return (passes[0], passes[1]) if told and passes is not None else None
+    forwards, backwards = map(whole_of, passes if isinstance(passes, tuple) and len(passes) == 2 else (None, None))
+    return None if forwards is None or backwards is None else (forwards, backwards)
 
 
 def is_alone(metric: Any) -> bool:
@@ -499,16 +499,17 @@ def check_radius(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value:g}; a radius cannot be negative")
 
 
-def check_whole(name: str, value: Any) -> None:
-    """Raise unless a parameter is a whole number of at least 1.
+def check_whole(name: str, value: Any) -> int:
+    """Return a parameter that is a whole number of at least 1, Python's or numpy's, as a plain one.
 
     Raises:
         ValueError: it is something else.
     """
-    if not isinstance(value, int) or isinstance(value, bool):
+    if (whole := whole_of(value)) is None:
         raise ValueError(f"{name} is {value!r}; expected a whole number, such as 10")
-    if value < 1:
+    if whole < 1:
         raise ValueError(f"{name} is {value}; at least one is needed")
+    return whole
 
 
 def lengths(values: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from rt_core.adapting import (
     UnitLogits,
     better_of,
     bisected,
+    check_given,
     check_route,
+    finite_slope,
     magnitudes,
     one_by_one,
     threshold_of,
+    unmoved,
     warn_untested,
 )
 from rt_core.divergences import cosine, kl, l1, l2
@@ -92,6 +95,75 @@ def test_a_constant_encoder_has_a_gradient_of_zero(name, aim):
     batch = make_batch(encoder, inputs, aim, bank=torch.ones(5, 4) + torch.eye(5, 4))
     at = inputs.clone().requires_grad_()
     assert torch.equal(gradient(VIEWS[name](encoder, batch)(at), at), torch.zeros_like(at))
+
+
+WEIGHT = torch.ones(192, 4, requires_grad=True)
+DEAF = {
+    "no_grad": torch.no_grad()(lambda inputs: inputs.flatten(1)),  # what comes out asks for a gradient, and has no graph
+    "detached": lambda inputs: inputs.detach().flatten(1),
+    "weights alone": lambda inputs: inputs.detach().flatten(1) @ WEIGHT,  # a graph, and the input is not in it
+}
+
+
+@pytest.mark.parametrize("deaf", DEAF)
+@pytest.mark.parametrize("name", VIEWS)
+@BOTH
+def test_an_encoder_without_a_gradient_has_one_of_zero(name, aim, deaf):
+    encoder, inputs = rt_core.Encoder(DEAF[deaf], name="deaf"), images(2)
+    view = VIEWS[name](encoder, make_batch(encoder, inputs, aim, bank=encoder(images(5, seed=3))))
+    assert unmoved([view.passage]) == {}
+    at = (inputs + 0.01).clamp(0, 1).requires_grad_()
+    logits = view(at)
+    assert torch.equal(gradient(logits, at), torch.zeros_like(at))
+    assert unmoved([view.passage])["zero_gradient"].tolist() == [1, 1]
+    torch.testing.assert_close(logits, view(at.detach()), rtol=0, atol=0)
+
+
+def test_the_share_of_zero_gradients_is_each_sample_s_own():
+    inputs = images(3)
+    inputs[1] = 0.2
+    encoder = rt_core.Encoder(lambda inputs: (inputs.flatten(1)[:, :4] - 0.5).relu(), name="half dead")
+    view = VIEWS["unit"](encoder, make_batch(encoder, inputs))
+    for step in (0.2, 0.7):
+        at = (inputs + step).requires_grad_()
+        gradient(view(at)[:, 1], at)
+    assert view.passage.zero_gradient.tolist() == [0, 0.5, 0]
+    single = VIEWS["unit"](encoder, make_batch(encoder, inputs[1:2]))
+    at = torch.stack([inputs[1] + 0.2, inputs[1] + 0.7]).requires_grad_()  # several rows of the only sample: one of them sees something
+    gradient(single(at)[:, 1], at)
+    assert single.passage.zero_gradient.tolist() == [0]
+    assert unmoved([single.passage, single.passage])["zero_gradient"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_gradient_that_is_infinite_at_one_pixel_is_finite_for_a_library(name):
+    encoder, inputs = rt_core.Encoder(lambda inputs: inputs.flatten(1).sqrt(), name="root"), images(2) * 0.5 + 0.2
+    view = VIEWS[name](encoder, make_batch(encoder, inputs, bank=encoder(images(5, seed=3))))
+    at = inputs.clone() + 0.1
+    at[:, 0, 0, 0] = 0
+    slope = gradient(view(at.requires_grad_())[:, 1], at)
+    assert slope.isfinite().all()
+    torch.testing.assert_close(slope[:, 0, 0, 0].abs(), slope.abs().flatten(1).amax(1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_slope_that_is_finite_stays_bit_for_bit(dtype):
+    random = torch.Generator().manual_seed(0)
+    slope = torch.randn(5, 3, 8, 8, generator=random, dtype=dtype)
+    slope *= 10.0 ** torch.randint(-30, 30, slope.shape, generator=random)
+    slope[1] = 0
+    assert torch.equal(finite_slope(slope), slope)
+    assert torch.equal(finite_slope(slope.to(memory_format=torch.channels_last)), slope)
+    assert finite_slope(slope[:0]).shape == (0, 3, 8, 8)
+
+
+def test_what_is_infinite_is_as_large_as_the_largest_finite_slope_of_its_sample():
+    inf, nan, top = torch.inf, torch.nan, torch.finfo(torch.float32).max
+    given = torch.tensor([[1, inf, -inf, nan, -3], [0, inf, -inf, nan, 0], [nan] * 5, [2, -1, 0, 7, -5], [top, -top, inf, 0, top / 5]])
+    expected = torch.tensor([[1, 3, -3, 0, -3], [0, 1, -1, 0, 0], [0.0] * 5, [2, -1, 0, 7, -5], [1, -1, 1, 0, 1]])
+    expected[4] *= top / 5  # the largest of which five have a finite mean
+    torch.testing.assert_close(finite_slope(given), expected, rtol=0, atol=0)
+    assert finite_slope(given).abs().mean(1).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["unit", "threshold"])
@@ -349,3 +421,11 @@ def test_a_route_is_one_of_three():
 def test_an_untested_version_warns(version, warns, recwarn):
     warn_untested("thing", version, ((3, 5), (3, 6)))
     assert bool([warning for warning in recwarn if warning.category is RobustnessWarning]) == warns
+
+
+@pytest.mark.parametrize(("value", "default"), [(3, 10), (2.5, 0.1), (True, False), (True, None), ("l2", "linf"), (None, 3)])
+def test_an_option_of_a_library_may_be_anything_but_a_bool_for_a_number(value, default):
+    check_given("steps", value, default)
+    for number in (10, 0.1):
+        with pytest.raises(ValueError, match=f"steps is False; expected a number, such as {number}, the library's default"):
+            check_given("steps", False, number)

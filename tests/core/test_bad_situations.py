@@ -461,7 +461,7 @@ def test_what_raises_for_a_block_is_recorded_and_tried_again(tmp_path, monkeypat
     whole = go(**changed)
     with monkeypatch.context() as patch:
         patch.setattr(Doing, "do", failing("70"))
-        with pytest.warns(RobustnessWarning, match="1 blocks failed .*ZeroDivisionError: no such number"):
+        with pytest.warns(RobustnessWarning, match="1 blocks or fits failed .*ZeroDivisionError: no such number"):
             part = go(tmp_path, **changed)
     (error,) = part.manifest["errors"]
     assert {"encoder", "attack", "aim", "samples", "error", "at"} <= error.keys()
@@ -480,7 +480,7 @@ def test_what_raises_for_a_block_is_recorded_and_tried_again(tmp_path, monkeypat
 
 def test_a_failed_block_is_not_forgotten_by_a_run_that_does_not_try_it_again(tmp_path, monkeypatch):
     monkeypatch.setattr(Doing, "do", failing("70"))
-    with pytest.warns(RobustnessWarning, match="1 blocks failed"):
+    with pytest.warns(RobustnessWarning, match="1 blocks or fits failed"):
         first = go(tmp_path, attacks={"own": Doing()}, metrics=["divergence"])
     other = go(tmp_path, attacks={"noise": UniformNoise()}, metrics=["divergence"])
     assert other.manifest["errors"] == []
@@ -513,7 +513,7 @@ def test_rt_run_exits_1_where_a_block_failed_and_0_once_it_did_not(tmp_path, mon
         patch.setattr(Doing, "do", staticmethod(lambda ids: 1 / (len(ids) == 2)))  # all blocks, not the rehearsal
         assert main(command) == 1
     captured = capsys.readouterr()
-    assert "3 blocks failed and their rows are missing" in captured.err
+    assert "3 blocks or fits failed and their rows are missing" in captured.err
     assert main(command) == 0
     assert "failed" not in capsys.readouterr().err
 
@@ -643,6 +643,87 @@ def test_an_encoder_that_is_not_deterministic_is_warned_about_once_and_goes_thro
         warnings.simplefilter("error")
         again = go(tmp_path, **changed)
     same(again, results)  # what is kept is not drawn again
+
+
+class Whitened(nn.Module):
+    """Whitening over the batch, in evaluation too."""
+
+    def forward(self, inputs):
+        rows = inputs.flatten(1)
+        return (rows - rows.mean(0)) / (rows.std(0, correction=0) + 1e-3)
+
+
+class Rescaled(nn.Module):
+    """A little of a statistic of the batch, as quantization of activations adds."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, inputs):
+        return inputs.flatten(1) * (1 + self.share * inputs.mean())
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    "network",
+    [Whitened(), nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten()), Rescaled(1.0)],
+    ids=["whitened", "batch norm", "rescaled"],
+)
+def test_an_encoder_that_depends_on_the_batch_is_warned_about_once(network, batch):
+    with pytest.warns(RobustnessWarning) as warned:
+        run(plan(encoders={"joined": network}, metrics=["divergence"]), progress=False, diagnose=False, batch=batch)
+    said = [str(warning.message) for warning in warned if "depends on the batch" in str(warning.message)]
+    assert len(said) == 1
+    assert said[0].startswith("encoder 'joined' depends on the batch: a sample's representation beside another differs from that alone by ")
+    assert "measures depend on the batch size" in said[0]
+
+
+@pytest.mark.parametrize("network", [tiny_encoder().module, tiny_encoder().module.to(torch.bfloat16), Rescaled(1e-4), nn.Flatten()])
+def test_rounding_is_not_taken_for_dependence_on_the_batch(network):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(plan(encoders=[Encoder(network, name="one")], metrics=["divergence"]), progress=False, diagnose=False)
+
+
+def test_autocast_around_a_run_changes_nothing_and_does_not_get_into_a_store(tmp_path):
+    expected = go(metrics=ALL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(go(tmp_path, metrics=ALL), expected)
+    same(go(tmp_path, metrics=ALL), expected)
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(StoreError, match="store is ''; expected a folder, or None to keep nothing"):
+        go("")
+
+
+def test_a_console_that_lacks_a_character_shows_the_table_all_the_same(tmp_path, monkeypatch):
+    go(tmp_path)
+    for encoding in ("cp1252", "cp437", "ascii"):
+        console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", console)
+        assert main(["show", str(tmp_path)]) == 0
+        console.flush()
+        assert b"relative_quantile ?" in console.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("give", "words"),
+    [
+        (lambda results: results, "Results"),
+        (lambda results: None, "NoneType"),
+        (lambda results: (results, None), "(Results, NoneType)"),
+        (lambda results: (results, "a", 1), "(Results, str, int)"),
+        (lambda results: ("a", "b"), "(str, str)"),
+    ],
+)
+def test_a_demo_that_returns_something_else_is_refused_in_words(monkeypatch, capsys, give, words):
+    results = go()
+    monkeypatch.setattr("rt_core.registry.demo", lambda name, store: give(results))
+    assert main(["demo", "mine"]) == 2
+    expected = f"rt: demo 'mine' returned {words}; expected (Results, str): the run, and what is said below its table\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_one_sample_is_refused_and_two_go_through(tmp_path):

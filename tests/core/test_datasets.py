@@ -1,17 +1,36 @@
 """Datasets of every form become samples: pictures as a viewer shows them, items of any shape, ids that stay, labels where there are any."""
 
+import os
 import pickle
+import re
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
 
-from rt_core import Encoder, InvalidInputs, ShapeError, represent
+from rt_core import Encoder, Evaluation, InvalidInputs, Results, ShapeError, attack, metric, represent, run
 from rt_core.datasets import Samples, as_samples, folder, tensor_file, tensors, torch_dataset
+from rt_core.labels import classes_of
 
 INPUTS = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = [2, 0, 1, 0, 2]
@@ -141,43 +160,172 @@ def test_the_input_may_stand_elsewhere_in_a_tuple():
     assert torch.equal(all_of(torch_dataset(dataset, input_key=1)), INPUTS)
 
 
-def test_floats_beside_an_input_are_no_labels():
-    assert as_samples(Items([(one, 0.5) for one in INPUTS])).labels([0]) is None
-    assert as_samples(TensorDataset(INPUTS, torch.rand(5))).labels([0]) is None
+@pytest.mark.parametrize(
+    "form",
+    [
+        float,
+        np.float32,
+        np.uint8,
+        torch.tensor,
+        lambda label: torch.tensor([label]),
+        lambda label: np.array([label]),
+        lambda label: [label],
+    ],
+    ids=["float", "numpy float", "numpy byte", "tensor", "tensor [1]", "array [1]", "list of one"],
+)
+def test_whole_numbers_are_labels_in_whatever_form(form):
+    samples = as_samples(Items([(one, form(label)) for one, label in zip(INPUTS, LABELS, strict=True)]))
+    assert samples.labels(range(5)) == LABELS
+    assert all(type(label) is int for label in samples.labels(range(5)))
+    assert as_samples(Items([{"image": INPUTS[0], "label": form(1)}])).labels([0]) == [1]
+
+
+NO_CLASSES = {
+    "fraction": (0.5, r"a label is 0.5; expected a class, a whole number from 0 on; .*labels that measure something"),
+    "NaN": (float("nan"), "a label is nan; expected a class"),
+    "infinite": (float("inf"), "a label is inf; expected a class"),
+    "unlabeled": (-1, r"a label is -1; expected a class.*leave out samples without a label \(torch.utils.data.Subset\)"),
+    "name": ("cat", r"a label is 'cat'; .*number the classes: \[sorted\(set\(labels\)\).index\(one\) for one in labels\]"),
+    "one-hot": (torch.eye(3)[1], r"a label is \[0.0, 1.0, 0.0\]; .*of one-hot labels take argmax\(1\)"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CLASSES)
+@pytest.mark.parametrize("place", [0, 3])
+def test_labels_that_are_no_classes_count_as_none_and_a_warning_says_why(kind, place):
+    strange, words = NO_CLASSES[kind]
+    samples = as_samples(Items([(one, strange if row == place else LABELS[row]) for row, one in enumerate(INPUTS)]))
+    assert torch.equal(all_of(samples), INPUTS)
+    with pytest.warns(UserWarning, match=f"the labels of Items count as none: {words}"):
+        assert samples.labels(range(5)) is None
+    others = [row for row in range(5) if row != place]
+    assert samples.picked(others).labels(range(4)) == [LABELS[row] for row in others]
+
+
+@pytest.mark.parametrize("kind", NO_CLASSES)
+def test_labels_that_are_given_and_are_no_classes_are_refused(kind):
+    strange, words = NO_CLASSES[kind]
+    given = [strange] * 5 if not isinstance(strange, torch.Tensor) else torch.stack([strange] * 5)
+    with pytest.raises(InvalidInputs, match=words):
+        tensors(INPUTS, labels=given)
+
+
+def test_given_labels_may_be_floats_or_a_column():
+    for given in (
+        torch.tensor(LABELS).float(),
+        np.array(LABELS)[:, None],
+        [float(label) for label in LABELS],
+        [True, False, True, True, False],
+    ):
+        found = tensors(INPUTS, labels=given).labels(range(5))
+        assert found == [int(label) for label in torch.as_tensor(given).flatten().tolist()]
+        assert all(type(label) is int for label in found)
+    assert classes_of(torch.tensor([3, 0], dtype=torch.uint8)) == [3, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_stands_beside_an_input_and_is_no_label_is_passed_over():
+    for beside in (torch.rand(3, 4, 4), Image.new("L", (4, 4)), {"boxes": [1, 2]}, None, [{"id": 1}]):
+        assert as_samples(Items([(one, beside) for one in INPUTS])).labels([0]) is None
     assert as_samples(TensorDataset(INPUTS, torch.tensor(LABELS))).labels([0, 1]) == [2, 0]
 
 
-def test_labels_that_a_dataset_knows_are_not_read_from_its_items():
-    class Known(Items):
-        targets = LABELS
-        read = 0
+class Counted(Items):
+    """Labels that are mapped when an item is read; `targets` holds them as they were."""
 
+    targets = LABELS
+    read = 0
+
+    def __getitem__(self, row):
+        Counted.read += 1
+        return self.items[row], self.targets[row] // 2
+
+
+def test_labels_are_what_the_items_say_whatever_the_dataset_has_besides():
+    Counted.read = 0
+    samples = as_samples(Counted(INPUTS))
+    assert samples.labels(range(5)) == [1, 0, 0, 0, 1]
+
+    class Permuted(Counted):
         def __getitem__(self, row):
-            Known.read += 1
-            return super().__getitem__(row)
+            return self.items[row], self.targets[-row]
 
-    samples = as_samples(Known([(one, label) for one, label in zip(INPUTS, LABELS, strict=True)]))
-    before = Known.read
-    assert samples.labels(range(5)) == LABELS
-    assert Known.read == before
+    assert as_samples(Permuted(INPUTS)).labels(range(5)) == [2, 2, 0, 1, 0]
+    assert as_samples(Subset(Counted(INPUTS), [4, 1])).labels([0, 1]) == [1, 0]
+    assert as_samples(ConcatDataset([Counted(INPUTS)] * 2)).labels([5, 6]) == [1, 0]
 
 
-def test_targets_that_are_not_what_the_items_say_are_not_taken():
-    class Transformed(Items):
-        targets = LABELS
+def test_an_item_is_read_once_for_its_input_and_its_label():
+    samples = as_samples(Counted(INPUTS))
+    Counted.read = 0
+    all_of(samples)
+    assert samples.labels(range(5)) == samples.labels(range(5)) == [1, 0, 0, 0, 1]
+    assert Counted.read == 5
 
-        def target_transform(self, label):
-            return label + 10 * (label != 2)
 
-        def __getitem__(self, row):
-            one, label = super().__getitem__(row)
-            return one, self.target_transform(label)
+def torchvisions_own(tmp_path):
+    """Its datasets as they are after loading; downloading is not for tests."""
+    datasets = pytest.importorskip("torchvision.datasets")
+    for name, stored in (
+        ("CIFAR10", LABELS),
+        ("CIFAR100", LABELS),
+        ("USPS", LABELS),
+        ("MNIST", torch.tensor(LABELS)),
+        ("EMNIST", torch.tensor(LABELS)),
+    ):
+        made = object.__new__(getattr(datasets, name))
+        pixels = np.zeros((5, 4, 4) + (3,) * name.startswith("CIFAR"), np.uint8)
+        vars(made).update(data=torch.from_numpy(pixels) if torch.is_tensor(stored) else pixels, targets=stored)
+        yield made
+    for name in ("SVHN", "STL10"):
+        made = object.__new__(getattr(datasets, name))
+        vars(made).update(data=np.zeros((5, 3, 4, 4), np.uint8), labels=np.array(LABELS))
+        yield made
+    for row, label in enumerate(LABELS):
+        (tmp_path / f"{label}").mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{label}" / f"{row}.png")
+    yield datasets.ImageFolder(tmp_path)
 
-    pairs = list(zip(INPUTS, LABELS, strict=True))
-    assert as_samples(Transformed(pairs)).labels(range(5)) == [2, 10, 11, 10, 2]
-    other = Items(pairs)
-    other.targets = [7] * 5
-    assert as_samples(other).labels(range(5)) == LABELS
+
+def test_torchvisions_own_datasets_are_asked_for_labels_without_reading_an_item(tmp_path, monkeypatch):
+    for made in torchvisions_own(tmp_path):
+        vars(made).update(transform=None, target_transform=None)
+        told = [made[row][1] for row in range(5)]
+        with monkeypatch.context() as patch:
+            patch.setattr("PIL.Image.fromarray", None)  # so that no item can be read
+            patch.setattr("torchvision.datasets.mnist._Image_fromarray", None, raising=False)
+            made.loader = None
+            assert as_samples(made).labels(range(5)) == told
+            assert as_samples(Subset(Subset(made, [4, 2, 0]), [2, 0])).labels([0, 1]) == [told[0], told[4]]
+        made.loader = Image.open
+        made.target_transform = lambda label: label + 1
+        assert as_samples(made).labels(range(5)) == [label + 1 for label in told]
+        assert as_samples(Subset(made, [3])).labels([0]) == [told[3] + 1]
+        own = type("Own", (type(made),), {"__getitem__": lambda self, row: (INPUTS[row], 7), "__len__": lambda self: 5})
+        changed = object.__new__(own)
+        vars(changed).update(vars(made), target_transform=None)
+        assert as_samples(changed).labels(range(5)) == [7] * 5
+
+
+def test_the_folder_that_was_sorted_into_other_classes_is_read_as_its_items_are(tmp_path):
+    datasets = pytest.importorskip("torchvision.datasets")
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    made = datasets.ImageFolder(tmp_path)
+    made.samples = [(path, 5) for path, _ in made.samples]  # `targets` stays as it was
+    assert as_samples(made).labels([0, 1]) == [made[0][1], made[1][1]] == [5, 5]
+
+
+def test_unlabeled_samples_of_stl10_are_no_class():
+    datasets = pytest.importorskip("torchvision.datasets")
+    made = object.__new__(datasets.STL10)
+    vars(made).update(data=np.zeros((3, 3, 4, 4), np.uint8), labels=np.array([4, -1, -1]), transform=None, target_transform=None)
+    samples = as_samples(made)
+    with pytest.warns(UserWarning, match="the labels of STL10 count as none: a label is -1"):
+        assert samples.labels(range(3)) is None
+    assert all_of(samples).shape == (3, 3, 4, 4)
+    assert as_samples(Subset(made, [0])).labels([0]) == [4]
 
 
 def test_pictures_without_a_transform_become_tensors():
@@ -197,6 +345,55 @@ def test_a_loader_lends_its_dataset_and_its_order_is_of_no_matter():
     samples = as_samples(loader)
     assert torch.equal(all_of(samples), INPUTS)
     assert len(samples) == 5
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [SubsetRandomSampler([3, 1]), SubsetRandomSampler(torch.tensor([3, 1])), [3, 1], range(3, 0, -2)],
+    ids=["subset", "subset of a tensor", "list", "range"],
+)
+def test_a_loader_of_some_samples_gives_those(sampler):
+    dataset = TensorDataset(INPUTS, torch.tensor(LABELS))
+    for loader in (DataLoader(dataset, sampler=sampler), DataLoader(dataset, batch_sampler=BatchSampler(sampler, 2, drop_last=False))):
+        samples = as_samples(loader)
+        assert samples.ids == ("3", "1")
+        assert torch.equal(all_of(samples), INPUTS[[3, 1]])
+        assert samples.labels([0, 1]) == [LABELS[3], LABELS[1]]
+
+
+def test_a_loader_of_all_samples_is_its_dataset():
+    dataset = TensorDataset(INPUTS)
+    for options in ({}, {"shuffle": True}, {"batch_size": None}, {"sampler": RandomSampler(dataset)}, {"collate_fn": default_collate}):
+        assert as_samples(DataLoader(dataset, **options)).ids == ("0", "1", "2", "3", "4")
+
+
+def test_a_loader_that_does_not_say_which_samples_it_gives_is_refused():
+    dataset = TensorDataset(INPUTS)
+
+    class Batches(BatchSampler):
+        pass
+
+    for options, name in (
+        ({"sampler": WeightedRandomSampler([1.0] * 5, 5)}, "WeightedRandomSampler"),
+        ({"sampler": DistributedSampler(dataset, num_replicas=2, rank=0)}, "DistributedSampler"),
+        ({"sampler": RandomSampler(dataset, num_samples=3)}, "RandomSampler"),
+        ({"sampler": RandomSampler(dataset, replacement=True)}, "RandomSampler"),
+        ({"sampler": SequentialSampler(INPUTS[:2])}, "SequentialSampler"),
+        ({"batch_sampler": Batches(SequentialSampler(dataset), 2, False)}, "Batches"),
+    ):
+        words = f"the loader's sampler is a {name}, which does not say which samples.*give the dataset, or torch.utils.data.Subset"
+        with pytest.raises(InvalidInputs, match=words):
+            as_samples(DataLoader(dataset, **options))
+
+
+def test_a_loader_that_puts_batches_together_itself_is_refused():
+    loader = DataLoader(TensorDataset(INPUTS), collate_fn=lambda items: torch.stack([one for (one,) in items]) * 2)
+    with pytest.raises(
+        InvalidInputs, match=r"collate_fn is its own, and is not called; .*do in the dataset what it does, or give loader.dataset"
+    ):
+        as_samples(loader)
+    with pytest.raises(InvalidInputs, match="without a length"):  # which is told first
+        as_samples(DataLoader(type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(INPUTS)})()))
 
 
 def test_what_cannot_be_read_by_position_is_refused():
@@ -466,6 +663,152 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
         folder(tmp_path)
     with pytest.raises(InvalidInputs, match="which is no folder; give a folder of pictures"):
         folder(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("size", [np.int64(8), np.int32(8), torch.tensor(8), (8, 8), [np.int64(8), 8], np.array([8, 8])], ids=repr)
+def test_a_size_is_a_whole_number_of_any_kind(pictures, size):
+    root = pictures("one.png", corner())
+    assert torch.equal(read_one(root, size=size), read_one(root, size=8))
+
+
+@pytest.mark.parametrize("size", [0, -3, 8.0, "8", (8, 0), (8, 8, 8), None], ids=repr)
+def test_a_size_that_is_none_is_refused(pictures, size):
+    root = pictures("one.png", corner())
+    with pytest.raises(
+        ValueError, match=rf"size is {re.escape(repr(size))}; expected a whole number of pixels from 1 on, or \(height, width\)"
+    ):
+        folder(root, size=size)
+
+
+RAMP = np.tile(np.linspace(0, 1, 8), (8, 1))
+
+
+def of_every_kind():
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    glass = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    glass.paste((0, 0, 255, 128), (0, 0, 4, 8))
+    palette = corner("P")
+    return {
+        "16 bits.png": (Image.fromarray((RAMP * 65535).astype(np.uint16)), {}),
+        "16 bits.tiff": (Image.fromarray((RAMP * 65535).astype(np.uint16)), {}),
+        "32 bits.tiff": (Image.fromarray((RAMP * 65535).astype(np.int32)), {}),
+        "16 bits.pgm": (Image.fromarray((RAMP * 65535).astype(np.uint16)), {}),
+        "floats.tiff": (Image.fromarray(RAMP.astype(np.float32)), {}),
+        "glass.png": (glass, {}),
+        "gray glass.png": (glass.convert("LA"), {}),
+        "a color of glass.png": (palette, {"transparency": palette.getpixel((0, 0))}),
+        "turned.png": (corner(), {"exif": turned}),
+        "bits.png": (corner("1", color="black"), {}),
+        "inks.jpg": (corner("CMYK"), {}),
+    }
+
+
+@pytest.mark.parametrize("name", of_every_kind())
+def test_a_dataset_of_pictures_is_read_as_a_folder_of_them(pictures, name):
+    picture, options = of_every_kind()[name]
+    root = pictures(name, picture, **options)
+    from_dataset = all_of(as_samples(Items([Image.open(root / name)])))[0]
+    assert torch.equal(from_dataset, read_one(root))
+    if name.startswith(("16", "32", "floats")):
+        assert torch.allclose(from_dataset, torch.from_numpy(RAMP).float().expand(3, 8, 8), atol=1 / 255)
+    if name == "turned.png":
+        assert [color == RED for color in quarters(from_dataset)] == [False, True, False, False]
+    if name == "glass.png":
+        assert quarters(from_dataset) == [(127, 127, 255), WHITE, (127, 127, 255), WHITE]
+    if name == "a color of glass.png":
+        assert quarters(from_dataset) == [WHITE] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((RAMP * 255).astype(np.float32), r"mode 'F' has values from 0 to 255; expected \[0, 1\]; scale it to that"),
+        ((RAMP - 0.5).astype(np.float32), r"mode 'F' has values from -0.5 to 0.5; expected \[0, 1\]"),
+        (np.full((8, 8), np.nan, np.float32), "mode 'F' has values from nan"),
+        ((RAMP * 70000).astype(np.int32), r"mode 'I' has values from 0 to 70000; expected \[0, 65535\]"),
+    ],
+    ids=["255", "negative", "NaN", "beyond 16 bits"],
+)
+def test_a_picture_of_an_unknown_scale_is_refused(pictures, values, words):
+    picture = Image.fromarray(values)
+    with pytest.raises(InvalidInputs, match=words):
+        all_of(as_samples(Items([picture])))
+    pictures("good.png", corner())
+    root = pictures("strange.tiff", picture)
+    with pytest.warns(UserWarning, match=f"1 of 2 pictures do not open and are left out: strange.tiff .*{words}"):
+        assert folder(root, size=8).ids == ("good.png",)
+
+
+# Names of every kind
+
+STRANGE = (
+    "a\rb",
+    "a\r\nb",
+    "a\nb",
+    "\r",
+    "\0",
+    "a\0b",
+    "\t",
+    " lead",
+    "trail ",
+    "",
+    " ",
+    "NA",
+    "nan",
+    "007",
+    'q"u"o',
+    '"',
+    "a,b",
+    "\\",
+    "漢",
+    "\u2028",
+)
+
+
+def found_on(samples, **options):
+    encoder, noise = Encoder(lambda inputs: inputs.flatten(1), name="flat"), attack("uniform_noise", epsilon=0.1)
+    plan = Evaluation({"flat": encoder}, samples, {"noise": noise}, [metric("divergence")], attacked=len(samples))
+    return run(plan, progress=False, diagnose=False, **options)
+
+
+def test_results_of_samples_of_any_name_are_saved_and_read(tmp_path):
+    inputs = torch.rand(len(STRANGE), 3, generator=torch.Generator().manual_seed(0))
+    found = found_on(tensors(inputs, ids=STRANGE), store=tmp_path / "store")
+    assert {*found.frame["sample"]} == {*STRANGE}
+    loaded = Results.load(tmp_path / "store")
+    pd.testing.assert_frame_equal(loaded.frame, found.frame)
+    pd.testing.assert_frame_equal(loaded.notes, found.notes)
+    plainly = pd.read_csv(tmp_path / "store" / "frame.csv.gz", keep_default_na=False)  # as others would read it
+    assert plainly["sample"].tolist() == found.frame["sample"].tolist()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_text_is_escaped(pictures, tmp_path):
+    pictures("good.png", corner())
+    root = pictures("top/second.png", corner())
+    try:
+        (root / "good.png").rename(os.fsdecode(os.fsencode(root) + b"/caf\xe9.png"))
+        (root / "top").rename(os.fsdecode(os.fsencode(root) + b"/d\xe9ep"))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    samples = folder(root, size=8, labels="folders", groups="folders")
+    assert samples.ids == (r"caf\udce9.png", r"d\udce9ep/second.png")
+    assert samples.groups == ("", r"d\udce9ep")
+    assert samples.labels([0, 1]) == [0, 1]
+    assert all_of(samples).shape == (2, 3, 8, 8)
+    assert samples.picked([1]).ids == (r"d\udce9ep/second.png",)
+
+    found = found_on(samples, store=tmp_path / "store")
+    loaded = Results.load(tmp_path / "store")
+    pd.testing.assert_frame_equal(loaded.frame, found.frame)
+    assert loaded.manifest == found.manifest
+
+
+def test_ids_and_groups_may_be_tensors_or_arrays():
+    for ids in (torch.arange(5), np.arange(5), list(torch.arange(5)), list(np.arange(5)), range(5)):
+        samples = tensors(INPUTS, ids=ids, groups=ids)
+        assert samples.ids == samples.groups == ("0", "1", "2", "3", "4")
 
 
 # Values that travel

@@ -1,17 +1,23 @@
 """The encoder: what it selects and normalizes, what it refuses and with which words, and that it puts the network back."""
 
 import argparse
+import copy
 import pickle
+import sys
+import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from rt_core import Encoder, EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, ShapeError
+from rt_core import Encoder, EncoderError, IntegerInputs, InvalidInputs, OutputError, RobustnessWarning, ShapeError, perturb, represent
+from rt_core.baselines import UniformNoise
 from rt_core.encoders import as_encoder, check_inputs, from_import, round_inward
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.weights import load_weights
+from rt_unsupervised_attacks import UPGD
 
 
 def flat(**settings):
@@ -38,11 +44,12 @@ class Returning(nn.Module):
         (lambda rows: rows, None),
         (lambda rows: {"embedding": rows, "logits": rows[:, :2]}, "embedding"),
         (lambda rows: (rows[:, :2], rows), 1),
+        (lambda rows: (rows[:, :2], rows), np.int64(1)),
         (lambda rows: [rows[:, :2], rows], -1),
         (lambda rows: SimpleNamespace(last=rows), "last"),
         (lambda rows: {"states": [rows, rows]}, lambda returned: returned["states"][0]),
     ],
-    ids=["tensor", "dict", "tuple", "list", "object", "function"],
+    ids=["tensor", "dict", "tuple", "numpy", "list", "object", "function"],
 )
 def test_any_part_of_what_a_network_returns_can_be_the_representation(make, output):
     inputs = tiny_inputs(2)
@@ -83,6 +90,16 @@ def test_representations_of_another_shape_are_refused_by_their_axes():
         Encoder(nn.Identity(), name="one")(tiny_inputs(2))
     with pytest.raises(ShapeError, match=r"has shape \[1, 192\]; expected \[2, dim\]"):
         Encoder(Returning(lambda rows: rows[:1]), name="one")(tiny_inputs(2))
+
+
+def test_complex_numbers_are_refused_and_not_cut_down_to_their_real_part():
+    encoder = Encoder(lambda inputs: torch.fft.fft(inputs.flatten(1)), name="fft")
+    with pytest.raises(OutputError, match=r"encoder 'fft' returned complex64; expected real numbers: say output=.*view_as_real"):
+        encoder(tiny_inputs(2))
+    said = Encoder(encoder.module, name="fft", output=lambda returned: torch.view_as_real(returned).flatten(1))
+    assert said(tiny_inputs(2)).shape == (2, 384)
+    with pytest.raises(InvalidInputs, match="inputs is complex64; expected real numbers"):
+        check_inputs(tiny_inputs(2).to(torch.complex64), flat())
 
 
 def test_a_network_that_fails_says_what_it_was_given():
@@ -292,6 +309,133 @@ def test_uses_may_be_nested():
             encoder(tiny_inputs(2))
         assert not network.training
     assert network.training
+
+
+@pytest.mark.parametrize("settings", [{}, {"channels_last": True}, {"normalize": (0.5, 0.5)}], ids=str)
+def test_a_network_may_work_in_place_on_what_it_is_given(settings):
+    def after(change):
+        return Encoder(lambda inputs: change(inputs).flatten(1)[:, ::7], name="one", **settings)
+
+    in_place, apart = after(lambda inputs: inputs.sub_(0.3).clamp_(-0.2, 0.2)), after(lambda inputs: (inputs - 0.3).clamp(-0.2, 0.2))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        inputs = tiny_inputs(6).contiguous(memory_format=layout)
+        given = inputs.clone()
+        assert torch.equal(represent(in_place, inputs), represent(apart, inputs))
+        for attack in (UniformNoise(epsilon=0.1), UPGD(epsilon=0.1, steps=2)):
+            traces = [perturb(attack, encoder, inputs, bank=inputs) for encoder in (in_place, apart)]
+            assert torch.equal(traces[0].inputs, traces[1].inputs)
+            assert torch.equal(traces[0].divergence, traces[1].divergence)
+            assert traces[0].divergence.min() > 0
+        assert torch.equal(inputs, given)
+
+
+def test_what_surrounds_a_call_of_autocast_is_off_inside():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 6))
+    inputs, encoder = tiny_inputs(3), Encoder(network, name="one")
+
+    def measured():
+        moved = inputs.clone().requires_grad_()
+        with encoder.in_use():
+            slope = torch.autograd.grad(encoder(moved).sum(), moved)[0]
+            product = inputs.flatten(1) @ inputs.flatten(1).T
+        return encoder(inputs), slope, product, perturb(UPGD(epsilon=0.1), encoder, inputs).inputs
+
+    expected = measured()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        amid = measured()
+        with pytest.raises(EncoderError, match="division by zero"):
+            Encoder(lambda inputs: 1 / 0, name="broken")(inputs)
+        assert torch.is_autocast_enabled("cpu")
+        assert network[2](inputs.flatten(1)[:, :144]).dtype == torch.bfloat16
+    assert all(torch.equal(*pair) for pair in zip(expected, amid, strict=True))
+
+
+def test_a_network_that_enters_autocast_itself_keeps_it():
+    linear, seen = nn.Linear(192, 4), []
+
+    def half(inputs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            seen.append(linear(inputs.flatten(1)))
+        return seen[-1]
+
+    assert Encoder(half, name="one")(tiny_inputs(2)).dtype == torch.float32
+    assert seen[0].dtype == torch.bfloat16
+
+
+def test_weights_made_in_inference_mode_are_refused_before_anything():
+    with torch.inference_mode():
+        network = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)).train()
+    encoder = Encoder(network, name="one")
+    with pytest.raises(
+        EncoderError, match=r"encoder 'one' has weights made inside torch.inference_mode\(\).*make or load the network outside"
+    ):
+        represent(encoder, tiny_inputs(2))
+    assert network.training
+    made_outside = Encoder(copy.deepcopy(network), name="one")
+    assert perturb(UPGD(epsilon=0.1, steps=1), made_outside, tiny_inputs(2)).divergence.min() > 0
+    with torch.inference_mode():
+        assert torch.equal(encoder(tiny_inputs(2)), made_outside(tiny_inputs(2)))
+
+
+def is_put_back(network):
+    modes, flags, _ = state_of(network)
+    return all(modes) and flags == [False, *[True] * (len(flags) - 1)]
+
+
+@pytest.mark.parametrize("of_its_own", [False, True], ids=["one encoder", "an encoder each"])
+def test_a_network_is_put_back_when_the_last_use_ends_in_whatever_order(of_its_own):
+    network = in_training()
+    encoder, part = Encoder(network, name="one"), network[4]
+    first, second = encoder.in_use(), (Encoder(part, name="part") if of_its_own else encoder).in_use()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not part.training
+    assert not part.weight.requires_grad
+    assert network[0].training == of_its_own  # nobody uses it any more
+    second.__exit__(None, None, None)
+    assert is_put_back(network)
+
+
+@pytest.mark.parametrize("of_its_own", [False, True], ids=["one encoder", "an encoder each"])
+def test_threads_may_share_a_network(of_its_own):
+    network, inputs, wrong = in_training(), tiny_inputs(4), []
+    encoder = Encoder(network, name="one", output="4")
+    expected = encoder(inputs)
+
+    def use():
+        mine = Encoder(network, name="one", output="4") if of_its_own else encoder
+        try:
+            for _ in range(100):
+                assert torch.equal(mine(inputs), expected)
+        except Exception as error:
+            wrong.append(error)
+
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switches)
+    assert not wrong
+    assert is_put_back(network)
+
+
+def test_a_copy_made_while_it_is_in_use_is_in_use_by_nobody():
+    encoder = tiny_encoder()
+    with encoder.in_use():
+        copied, before = copy.deepcopy(encoder), encoder.fingerprint
+    with torch.no_grad():
+        next(copied.module.parameters()).add_(1)
+    copied.module.train()
+    with copied.in_use():
+        assert not copied.module.training
+        assert copied.fingerprint != before
+    assert copied.module.training
 
 
 def test_it_is_a_live_reference_and_its_fingerprint_tells_weights_apart():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -83,12 +84,34 @@ class OnlyAims:
         ({"bank": 2.5}, PlanError, "bank is 2.5"),
         ({"quantile_bank": 0}, PlanError, "quantile_bank is 0"),
         ({"pairing": "sorted"}, PlanError, "pairing is 'sorted'; expected 'random' or 'given'"),
-        ({"seed": "0"}, PlanError, "seed is '0'; expected an integer"),
+        ({"seed": "0"}, PlanError, "seed is '0'; expected a whole number"),
     ],
 )
 def test_what_cannot_run_is_refused_when_the_plan_is_made(changed, error, words):
     with pytest.raises(error, match=words):
         plan(**changed)
+
+
+@pytest.mark.parametrize("label", [1, None, "", "-", ("a", "b")])
+@pytest.mark.parametrize("kind", ["attack", "metric", "encoder"])
+def test_a_label_is_a_string_that_tables_can_show(kind, label):
+    given = {"attack": use("identity"), "metric": use("divergence"), "encoder": tiny_encoder()}[kind]
+    if label is None and kind != "attack":  # named as in a sequence
+        assert list(getattr(plan(**{f"{kind}s": {label: given}}), f"{kind}s")) == [{"metric": "divergence"}.get(kind, tiny_encoder().name)]
+        return
+    with pytest.raises(PlanError, match=re.escape(f"the label of {kind} is {label!r}; expected a string, not empty and not '-'")):
+        plan(**{f"{kind}s": {label: given}})
+
+
+def test_numbers_may_be_numpy_s(tmp_path):
+    there, expected = plan(seed=np.int64(3), attacked=np.int32(4)), plan(seed=3, attacked=4)
+    assert there.describe() == expected.describe()
+    assert type(there.seed) is type(there.attacked) is int
+    for wrong in (True, np.bool_(True), 3.0, "3", None):
+        with pytest.raises(PlanError, match=r"seed is .*; expected a whole number$"):
+            plan(seed=wrong)
+        with pytest.raises(PlanError, match=r"bank is .*; expected a whole number of samples$"):
+            plan(bank=wrong)
 
 
 def test_a_plan_reads_and_runs_nothing():
@@ -152,6 +175,18 @@ def test_a_range_is_written_as_its_numbers(tmp_path):
     made.to_toml(tmp_path / "study.toml")
     assert Evaluation.from_toml(tmp_path / "study.toml").attacks["u-pgd"].options["marks"] == [1, 2, 3]
     assert made.describe()["attacks"]["u-pgd"]["marks"] == [1, 2, 3]
+
+
+def test_numpy_s_numbers_and_an_editor_s_mark_at_the_start_are_no_trouble(tmp_path):
+    attack = use("u_pgd", epsilon=np.float64(0.5), steps=np.int64(3), marks=[np.int64(2)])
+    Evaluation(**DESCRIBED | {"attacks": {"pgd": attack}}).to_toml(tmp_path / "study.toml")
+    made = Evaluation.from_toml(tmp_path / "study.toml")
+    assert made.attacks["pgd"] == use("u_pgd", epsilon=0.5, steps=3, marks=[2])
+    (tmp_path / "study.toml").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "study.toml").read_bytes())
+    assert Evaluation.from_toml(tmp_path / "study.toml") == made
+    (tmp_path / "study.toml").write_text("seed = 0", encoding="utf-16")
+    with pytest.raises(PlanError, match=r"study.toml is not TOML: 'utf-8' codec"):
+        Evaluation.from_toml(tmp_path / "study.toml")
 
 
 def test_live_objects_do_not_travel(tmp_path):

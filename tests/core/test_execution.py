@@ -144,6 +144,7 @@ def test_ids_of_another_number_are_refused():
         ({"start": tiny_inputs(3)}, ShapeError, "start has shape"),
         ({"divergence": "l9"}, ValueError, "no divergence is named 'l9'"),
         ({"batch": 0}, ValueError, "batch is 0; expected a positive number"),
+        ({"batch": True}, ValueError, "batch is True; expected a positive number"),
         ({"bank": tiny_inputs(4) + 1}, InvalidInputs, "bank lies in"),
     ],
 )
@@ -1094,7 +1095,7 @@ def test_what_raises_costs_its_block_and_is_recorded(tmp_path):
         )
         with pytest.warns(
             RobustnessWarning,
-            match="2 blocks failed .* ZeroDivisionError: no such number in encoder 'tiny', attack 'noise', metric 'fails'",
+            match="2 blocks or fits failed .* ZeroDivisionError: no such number in encoder 'tiny', attack 'noise', metric 'fails'",
         ):
             results = run(broken, store=tmp_path, progress=False)
     frames_equal(results.frame[results.frame["metric"] == "divergence"].reset_index(drop=True), healthy.frame)

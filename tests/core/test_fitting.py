@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from rt_core import Ball, Encoder, Evaluation, PlanError, Results, RobustnessWarning, represent, run, transfer, use
+from rt_core import Ball, Encoder, Evaluation, PlanError, Results, RobustnessWarning, StoreError, represent, run, transfer, use
 from rt_core.datasets import as_samples, tensors
+from rt_core.store import Store
 from rt_core.testing import tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
 from rt_unsupervised_attacks import LPGD, UPGD, UniversalPerturbation
@@ -280,6 +281,59 @@ def test_what_is_said_of_a_fit_on_few_samples_is_not_said():
     with pytest.warns(RobustnessWarning) as said:
         run(plan(encoders={"one": tiny_encoder()}, metrics={"far": FromCenter(center=Wordy())}, train=TRAIN), progress=False)
     assert [str(one.message) for one in said if "fitted on" in str(one.message)] == ["fitted on 100"]
+
+
+def test_a_fit_that_fails_after_the_rehearsal_costs_its_own_rows_and_is_tried_again(tmp_path):
+    sick, tries = ["one"], []
+
+    class Failing(Center):
+        def fit(self, encoder, train, *, random):
+            if len(train) == 100:
+                tries.append(encoder.name)
+                if encoder.name in sick:
+                    raise ArithmeticError("on purpose")
+            return super().fit(encoder, train, random=random)
+
+    center = Failing(power=7)
+    parts = {
+        "encoders": {name: Encoder(tiny_encoder(seed=seed), name=name) for seed, name in enumerate(("one", "two"))},
+        "attacks": {
+            "noise": use("uniform_noise", epsilon=0.1),
+            "loss": LPGD(loss=Nested(inner=FromCenter(center=center)), epsilon=0.1, steps=1),
+        },
+        "metrics": {"far": FromCenter(center=center), "twice": FromCenter(center=center, scale=2.0), "quantile": use("universal_quantile")},
+    }
+    with pytest.warns(
+        RobustnessWarning, match="3 blocks or fits failed and .*the last: ArithmeticError: on purpose in encoder 'one', metric 'twice'"
+    ):
+        results = run(plan(**parts), store=tmp_path, progress=False)
+    assert tries == ["one", "two"]  # once for three
+    whose = [{name: value for name, value in error.items() if name not in ("error", "at")} for error in results.manifest["errors"]]
+    assert whose == [{"encoder": "one", "attack": "loss"}, *({"encoder": "one", "metric": label} for label in ("far", "twice"))]
+    rows = results.frame.groupby(["encoder", "attack", "metric"]).size()
+    assert rows.to_dict() == {
+        ("one", "noise", "quantile"): 20,
+        **{("two", attack, metric): 20 for attack in ("loss", "noise") for metric in ("far", "quantile", "twice")},
+    }
+    sick.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mended = run(plan(**parts), store=tmp_path, progress=False)
+    assert (tries, mended.manifest["errors"]) == (["one", "two", "one"], [])
+    assert mended.frame.groupby("encoder").size().tolist() == [120, 120]
+
+
+def test_a_store_that_cannot_be_written_is_no_failed_fit(tmp_path, monkeypatch):
+    save = Store.save
+
+    def full(self, key, arrays):
+        if any(name.startswith("tensor/") for name in arrays):
+            raise StoreError("no space left")
+        save(self, key, arrays)
+
+    monkeypatch.setattr(Store, "save", full)
+    with pytest.raises(StoreError, match="no space left"):
+        run(plan(encoders={"one": tiny_encoder()}), store=tmp_path, progress=False)
 
 
 def test_what_must_be_fitted_needs_something_to_be_fitted_on():

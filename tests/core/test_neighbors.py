@@ -245,6 +245,24 @@ def test_a_memory_map_answers_as_the_tensor_does(tmp_path, dtype):
     assert mapped.take([1]).numpy().dtype == dtype
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.arange, np.arange, lambda size: list(torch.arange(size)), lambda size: list(np.arange(size)), range]
+)
+def test_ids_are_the_same_whether_plain_numpys_or_in_a_tensor(kind):
+    bank = Bank(torch.zeros(3, 2), ids=kind(3))
+    assert bank.ids == ("0", "1", "2")
+    assert bank.rows(kind(2)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "labels", [[0.0, 2.0, 1.0], torch.tensor([0.0, 2.0, 1.0]), np.array([[0], [2], [1]]), np.array([0, 2, 1], np.uint8)]
+)
+def test_labels_are_whole_numbers_in_whatever_form(labels):
+    found = Bank(torch.zeros(3, 2), labels=labels).labels
+    assert found == (0, 2, 1)
+    assert all(type(label) is int for label in found)
+
+
 def test_blocks_rows_and_take():
     bank = torch.arange(20, dtype=torch.float32).view(10, 2)
     subject = Bank(bank, ids=list("abcdefghij"), labels=torch.arange(10) % 3)
@@ -349,6 +367,10 @@ def test_pairwise_is_the_direct_form_and_differentiable(divergence):
         (torch.zeros(3, 2), {"ids": ["a", "b", "a"]}, "id 'a' stands for more than one row"),
         (torch.zeros(3, 2), {"ids": ["a", "b"]}, "2 ids for 3 rows"),
         (torch.zeros(3, 2), {"labels": [1]}, "1 labels for 3 rows"),
+        (torch.zeros(3, 2), {"labels": [0.7, 1.2, 2.9]}, "a label is 0.7; expected a class, a whole number from 0 on"),
+        (torch.zeros(3, 2), {"labels": [0, -1, 1]}, "a label is -1; expected a class.*leave out samples without a label"),
+        (torch.zeros(3, 2), {"labels": ["a", "b", "a"]}, "a label is 'a'; .*number the classes"),
+        (torch.zeros(3, 2), {"labels": torch.eye(3)}, r"a label is \[1.0, 0.0, 0.0\]; .*argmax"),
         (torch.zeros(3, 2), {"quantile_rows": 4}, "quantile_rows is 4; the bank has 3 rows"),
     ],
 )

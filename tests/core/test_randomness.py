@@ -85,6 +85,25 @@ def test_a_scalar_a_sample_and_parts_of_the_samples():
     assert torch.equal(random.select([4, 1]).normal("a", (4,)), random.normal("a", (4,))[[4, 1]])
 
 
+@pytest.mark.parametrize(
+    "ids", [[2, 0], np.array([2, 0]), torch.tensor([2, 0]), torch.tensor([[2], [0]]), list(torch.tensor([2, 0])), "20"]
+)
+def test_ids_are_the_same_of_whatever_type_a_number_is(ids):
+    assert SampleRandom.of(0, ids) == SampleRandom(0, ("2", "0"))
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(3), np.uint8(3)])
+def test_a_seed_may_be_numpy_s(seed):
+    assert SampleRandom.of(seed, [0]) == SampleRandom(3, ("0",))
+    assert type(SampleRandom.of(seed, [0]).seed) is int
+
+
+@pytest.mark.parametrize("seed", [3.9, 3.0, "3", None, True, np.float64(3), np.bool_(True), torch.tensor(3)])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ValueError, match=r"^seed is .*; expected a whole number, such as 0$"):
+        SampleRandom.of(seed, [0])
+
+
 def test_global_generators_are_seeded_and_put_back_on_error_too():
     def draws():
         return python_random.random(), np.random.random(), torch.rand(1).item()

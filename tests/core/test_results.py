@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import beta, binom
 from scipy.stats import t as stats_t
 
@@ -282,6 +283,26 @@ def test_an_encoder_without_results_is_named():
 # The table
 
 
+@pytest.mark.parametrize("level", [0, 1, -0.5, 95, math.nan])
+@pytest.mark.parametrize("reads", ["summary", "compare", "comparison", "certified_curve", "table", "caption", "curve"])
+def test_every_reading_takes_levels_between_0_and_1_and_names_what_it_was_given(reads, level):
+    results = made({("a", "share"): [0.1, 0.2, 0.4], ("b", "share"): [0.2, 0.2, 0.3]})
+    results.manifest["plan"]["attacks"]["pgd"]["epsilon"] = 0.1
+    given = {"compare": ("a", "b"), "comparison": ("a", "b"), "certified_curve": ("share", [0.1, 0.2]), "curve": ("pgd",)}.get(reads, ())
+    with pytest.raises(ValueError, match=rf"^level is {level:g}; expected between 0 and 1: write 0.95, not 95$"):
+        getattr(results, reads)(*given, level=level)
+
+
+def test_the_table_says_for_how_many_there_is_no_certificate_where_that_decides():
+    none, given = (math.nan, "no certificate"), (0.5, "")
+    table = made(
+        {("a", "bound"): [none, none, none, given], ("b", "bound"): [given, given, given, none], ("c", "bound"): [math.inf] * 4}
+    ).table()
+    assert table.loc[("-", "bound ↓"), "a"] == "no certificate for 3 of 4"
+    assert table.loc[("-", "bound ↓"), "b"].startswith("0.500 [")
+    assert table.loc[("-", "bound ↓"), "c"].startswith("inf [")  # which were measured
+
+
 def test_the_table_has_a_row_for_each_measure_and_a_column_for_each_encoder():
     results = made(
         {
@@ -353,7 +374,7 @@ def test_saving_twice_writes_the_same_bytes(tmp_path):
     for file in ("frame.csv.gz", "notes.csv.gz", "manifest.json", "gallery.npz"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
     assert gzip.decompress((tmp_path / "first" / "frame.csv.gz").read_bytes()).startswith(
-        b"encoder,attack,aim,step,metric,sample,value,note"
+        b'"encoder","attack","aim","step","metric","sample","value","note"\n'
     )
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == [
         "frame.csv.gz",
@@ -426,6 +447,8 @@ def test_a_caption_says_once_what_all_attacks_share():
     lines = real(attacks={"short": UPGD(epsilon=0.1, steps=2), "long": UPGD(epsilon=0.1, steps=3)}).caption().splitlines()
     assert [line for line in lines if "epsilon=0.1" in line] == [line for line in lines if line.startswith("  all attacks: ")]
     assert lines[-2:] == ["  short: steps=2", "  long: steps=3"]
+    masked = real(attacks={"part": UPGD(epsilon=0.1, mask=torch.ones(16, dtype=torch.bool))}).caption()
+    assert "mask=tensor [16]" in masked
     alone = real(attacks={"short": UPGD(epsilon=0.1, steps=2)}).caption()
     assert "all attacks" not in alone
     assert "short: " in alone
@@ -452,6 +475,24 @@ def test_what_is_added_to_a_folder_keeps_the_notes_and_errors_of_another_aim(tmp
 
     assert [error["aim"] for error in both.manifest["errors"]] == ["target"]
     assert both.notes[["aim", "value"]].to_numpy().tolist() == [["target", 1.0], ["away", 0.0]]
+
+
+def test_to_load_nothing_is_refused():
+    with pytest.raises(
+        StoreError, match=r"no folder is given; expected one or more to which results were saved; write Results.load\('store'\)"
+    ):
+        Results.load()
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "\n", "\0", "\t", " x ", "", "NA", '"', "a,b", "\\"])
+def test_every_text_of_a_frame_is_saved_as_it_is(tmp_path, text):
+    results = made({("a", "share"): [0.1, 0.2]})
+    frame = results.frame.assign(sample=[text, "other"], encoder=text, attack=text, note=["", "abstained"])
+    results = Results(frame=frame, notes=results.notes.assign(attack=text, sample=text, name=text), manifest=results.manifest)
+    results.save(tmp_path)
+    loaded = Results.load(tmp_path)
+    pd.testing.assert_frame_equal(loaded.frame, results.frame)
+    pd.testing.assert_frame_equal(loaded.notes, results.notes)
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
@@ -569,4 +610,4 @@ def test_an_attack_without_a_gradient_makes_no_winner_and_is_told_beside_the_tab
     assert masked.compare("a", "b").iloc[0]["better"] == "no gradient"
     assert list(masked.unbelievable("a")) == ["pgd"]
     assert masked.unbelievable("b") == {}
-    assert "pgd found no gradient at all for 20% of the samples on a" in masked.unbelievable("a")["pgd"]
+    assert "pgd found no gradient, or none that is finite, for 20% of the samples on a" in masked.unbelievable("a")["pgd"]

@@ -14,7 +14,7 @@ import torch
 from rt_core import Encoder, Evaluation, PlanError, Results, RobustnessWarning, run, use
 from rt_core import smoothing as smoothing_module
 from rt_core.randomness import SampleRandom
-from rt_core.smoothing import Draws
+from rt_core.smoothing import Draws, check_sigma
 from rt_core.store import Store
 from rt_core.testing import read_example, tiny_encoder, tiny_inputs
 from rt_core.traces import Rows
@@ -85,6 +85,52 @@ def test_clipping_is_a_part_of_what_is_smoothed_only_when_asked_for():
     plain, clipped = (drawn(count=50, encoder=flat_encoder(), clip=clip) for clip in (False, True))
     assert torch.equal(plain.clamp(0, 1), clipped)
     assert not torch.equal(plain, clipped)
+
+
+@pytest.mark.parametrize(("batch", "size", "together"), [(64, 192, 1024), (64, 2**18, 64), (7, 192, 7), (65, 192, 65), (1000, 192, 1000)])
+def test_a_batch_that_was_chosen_is_obeyed_and_64_becomes_more_of_small_inputs(batch, size, together):
+    seen = []
+    encoder = Encoder(lambda inputs: seen.append(len(inputs)) or inputs[:, :2], name="counting")
+    draws = Draws(encoder, torch.rand(size), ONE, sigma=0.1, batch=batch)
+    [*draws.chunks("certify", 2048 if size == 192 else 128)]
+    assert (draws.size, max(seen)) == (together, together)
+
+
+def test_noise_wider_than_the_bounds_is_refused():
+    encoder = tiny_encoder()
+    check_sigma(1.0, encoder)
+    for sigma, words in (
+        (25.0, r"sigma is 25; inputs of encoder 'tiny' span a range of 1, so it must be in \(0, 1\]: write 25/255, not 25$"),
+        (300.0, r"in \(0, 1\]$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_sigma(sigma, encoder)
+    each = flat_encoder(bounds=(torch.zeros(3, 1, 1), torch.tensor([1.0, 255.0, 1.0]).reshape(3, 1, 1)))
+    check_sigma(255.0, each)  # as wide as the widest
+
+
+@pytest.mark.parametrize(("value", "clip"), [(math.nan, False), (math.inf, False), (math.nan, True)])
+def test_draws_that_break_the_encoder_are_warned_of_once_with_their_share(value, clip):
+    encoder = Encoder(lambda inputs: inputs.flatten(1).where(inputs.flatten(1)[:, :1] > 0.3, value), name="breaking")
+    with pytest.warns(RobustnessWarning, match="gave NaN or infinity") as said:
+        found = [drawn(encoder=encoder, count=500, clip=clip, random=SampleRandom.of(0, [name])) for name in ("one", "two", "three")]
+    share = (~found[0].isfinite()).all(1).double().mean()
+    remedy = "mend the encoder" if clip else "say clip=True if it breaks outside its bounds, or mend it"
+    told = f"encoder 'breaking' gave NaN or infinity for {share:.2%} of 500 noisy copies of sample 'one' (sigma 0.25): such draws count"
+    assert [str(one.message) for one in said] == [f"{told} against certificates, of other samples too; {remedy}"]
+    with pytest.warns(RobustnessWarning, match=r"\(sigma 0.5\)"):  # another noise
+        drawn(encoder=encoder, count=500, clip=clip, sigma=0.5)
+
+
+def test_nothing_is_said_of_a_rehearsal_s_few_draws_nor_of_logits_that_are_masked():
+    breaking, masked = (
+        Encoder(lambda inputs, value=value: torch.full_like(inputs.flatten(1), value), name="b") for value in (math.nan, -math.inf)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn(encoder=breaking, count=64)
+        drawn(encoder=breaking, count=100, purpose="rehearsal")
+        drawn(encoder=masked, count=100)
 
 
 def test_who_comes_second_pays_only_for_what_is_new():
@@ -163,7 +209,8 @@ def test_draws_that_break_the_encoder_are_given_as_they_are():
         rows = inputs.flatten(1)
         return torch.where(rows[:, :1] > 0.3, rows, torch.nan)
 
-    found = drawn(encoder=Encoder(breaking, name="breaking"), count=500)
+    with pytest.warns(RobustnessWarning, match="gave NaN or infinity"):
+        found = drawn(encoder=Encoder(breaking, name="breaking"), count=500)
     assert 0 < found.isnan().all(1).sum() < 500
     assert found.isnan().any(1).equal(found.isnan().all(1))
 
@@ -307,7 +354,7 @@ def test_a_sample_that_fails_costs_its_own_row_and_is_tried_again(tmp_path):
                 raise ArithmeticError("on purpose")
             return super().__call__(trace, bank, context)
 
-    with pytest.warns(RobustnessWarning, match="2 blocks failed and their rows are missing"):
+    with pytest.warns(RobustnessWarning, match="2 blocks or fits failed and their rows are missing"):
         results = run(plan(metrics={"spread": Failing()}), store=tmp_path, progress=False)
     assert results.frame["sample"].tolist() == 2 * [*order[:3], *order[4:]]
     sick.clear()
@@ -332,7 +379,7 @@ def test_draws_stay_until_every_metric_of_the_sample_is_there(tmp_path, monkeypa
 
     encoder = tiny_encoder(seed=1)
     parts = {"encoders": {"one": encoder}, "metrics": {"spread": Spread(), "fragile": Fragile(draws=3000)}}
-    with pytest.warns(RobustnessWarning, match="6 blocks failed"):
+    with pytest.warns(RobustnessWarning, match="6 blocks or fits failed"):
         run(plan(**parts), store=tmp_path, progress=False)
     assert len({path.parent for path in tmp_path.glob("blocks/*/*.npz")}) == 6
     broken.clear()

@@ -580,3 +580,10 @@ def test_an_infinite_estimate_keeps_its_ends():
     assert statistics.widened(3, math.inf, math.inf, (math.nan, 0.0), 10) == (-math.inf, math.inf)
     assert statistics.widened(math.inf, math.inf, math.inf, (0.0, 0.0), 10) == (math.inf, math.inf)
     assert statistics.widened(-math.inf, 0.5, 0.7, (0.1, 0.0), 10)[0] == -math.inf
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.5, 95, math.nan, math.inf])
+def test_a_level_lies_between_0_and_1(level):
+    with pytest.raises(ValueError, match=rf"^level is {level:g}; expected between 0 and 1: write 0.95, not 95$"):
+        statistics.allowed_error(level)
+    assert statistics.allowed_error(0.75) == 0.25

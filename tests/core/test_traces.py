@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rt_core import Attempt, Ball, Batch, MissingLabels, PlanError, Trace
 from rt_core.baselines import Identity, UniformNoise
 from rt_core.encoders import round_inward
 from rt_core.testing import read_example
-from rt_core.traces import Context, aims_of, ball_of, check_metric, lengths, per_sample
+from rt_core.traces import Context, aims_of, ball_of, check_metric, check_whole, lengths, passes_of_attack, per_sample
 
 DTYPES = [torch.float32, torch.float64]
 radii = st.floats(0, 2, width=64) | st.sampled_from([0.0, 1e-9, 1e-6, 0.4 / 255, 1 / 255, 8 / 255, 0.05, 0.1, 1 / 3])
@@ -156,6 +157,19 @@ def test_a_ball_that_makes_no_sense_is_refused(norm, radius, words):
 
 def test_a_ball_is_a_value():
     assert pickle.loads(pickle.dumps(Ball("l2", 0.5))) == Ball("l2", 0.5) != Ball("linf", 0.5)
+
+
+def test_whole_numbers_may_be_numpy_s():
+    assert [(whole, type(whole)) for whole in (check_whole("k", 3), check_whole("k", np.int32(3)))] == [(3, int)] * 2
+    for wrong in (True, np.bool_(True), 3.0, "3", None, torch.tensor(3)):
+        with pytest.raises(ValueError, match=r"k is .*; expected a whole number, such as 10"):
+            check_whole("k", wrong)
+    with pytest.raises(ValueError, match="k is 0; at least one is needed"):
+        check_whole("k", np.int64(0))
+    told = passes_of_attack(SimpleNamespace(passes=(np.int64(2), 1)))
+    assert told == (2, 1)
+    assert type(told[0]) is int
+    assert [passes_of_attack(SimpleNamespace(passes=odd)) for odd in ((2.5, 1), (1, 2, 3), [1, 2], None)] == [None] * 4
 
 
 def test_what_an_attack_does_not_say_has_a_default():

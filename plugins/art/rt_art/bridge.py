@@ -20,20 +20,23 @@ from rt_art.views import AnchorLoss, FromClean, Probabilities, Representations, 
 from rt_core.adapting import (
     ETA,
     AnchorLogits,
+    Passage,
     ThresholdLogits,
     UnitLogits,
     better_of,
     bisected,
+    check_given,
     check_route,
     magnitudes,
     one_by_one,
     threshold_of,
+    unmoved,
 )
 from rt_core.divergences import Divergence, l2
 from rt_core.encoders import Encoder
 from rt_core.naming import did_you_mean
 from rt_core.randomness import SampleRandom
-from rt_core.traces import Attempt, Ball, Batch, per_sample
+from rt_core.traces import Attempt, Ball, Batch, check_whole, per_sample
 
 __all__ = ["ETA", "ARTAttack"]
 
@@ -195,10 +198,12 @@ class ARTAttack:
             return batch.inputs.clone()
         threshold = self._threshold(batch, divergence)
         parts = [(slice(None), batch)] if self.batched else [(slice(row, row + 1), one) for row, one in one_by_one(batch)]
-        moved = torch.cat([self._found(encoder, part, divergence, random.select(rows), threshold) for rows, part in parts])
+        passages: list[Passage] = []
+        moved = torch.cat([self._found(encoder, part, divergence, random.select(rows), threshold, passages) for rows, part in parts])
         moved = encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
         if self.mode in ("y", "unit"):
-            return moved
+            # A factory's attack may ask for gradients now and then.
+            return Attempt(inputs=moved, notes=unmoved(passages) if isinstance(self.attack, str) else {})
         moved = better_of(encoder, batch, divergence, batch.inputs, moved)
         if threshold is None:
             return moved
@@ -226,13 +231,22 @@ class ARTAttack:
             shortened = self.ball.project(shortened, batch.inputs, encoder.bounds)
         return Attempt(inputs=shortened, notes=magnitudes(batch, shortened, reached))
 
-    def _found(self, encoder: Encoder, batch: Batch, divergence: Divergence, random: SampleRandom, threshold: float | None) -> Tensor:
-        """Return what the library makes of some samples, in their dtype; what is not finite is the clean input."""
+    def _found(
+        self,
+        encoder: Encoder,
+        batch: Batch,
+        divergence: Divergence,
+        random: SampleRandom,
+        threshold: float | None,
+        passages: list[Passage],
+    ) -> Tensor:
+        """Return what the library makes of some samples, in their dtype; what is not finite is the clean input. Adds how they went."""
         served, device = self._served, batch.inputs.device
         if threshold is not None and _is_there(batch, divergence, threshold):
             return batch.inputs.clone()
         with _current(device), torch.enable_grad(), random.global_generators("global generators"), quiet(), _elsewhere(self, batch):
             shown = _shown(self, encoder, batch, divergence, random, threshold)
+            passages.append(shown.passage)
             given = {}
             if served.begins:
                 begin = _beginning(self, batch, shown, random)
@@ -260,6 +274,7 @@ class _Shown(NamedTuple):
     labels: np.ndarray
     scale: Any
     model: nn.Module
+    passage: Passage
     hooks: Mapping[str, Any] = {}
 
 
@@ -283,7 +298,7 @@ def _shown(
     model = FromClean(view) if attack.mode == "unit" and served.gated else Probabilities(view) if served.probabilities else view
     one_hot = np.eye(classes, dtype=np.float32)[labels.numpy()]
     estimator = _estimator(model, nn.CrossEntropyLoss(), batch.inputs, classes, (0.0, 1.0))
-    return _Shown(estimator, view.clean.float(), one_hot, view.scale, model)
+    return _Shown(estimator, view.clean.float(), one_hot, view.scale, model, view.passage)
 
 
 def _shown_y(attack: ARTAttack, encoder: Encoder, batch: Batch, divergence: Divergence, eta: Tensor) -> _Shown:
@@ -305,7 +320,7 @@ def _shown_y(attack: ARTAttack, encoder: Encoder, batch: Batch, divergence: Dive
             )
         assert batch.target_inputs is not None
         labels = batch.target_inputs.float().cpu().numpy()
-    return _Shown(estimator, inputs, labels, None, model, hooks)
+    return _Shown(estimator, inputs, labels, None, model, model.passage, hooks)
 
 
 def _estimator(model: nn.Module, loss: nn.Module, inputs: Tensor, classes: int, clip: tuple[Any, Any]) -> Any:
@@ -478,6 +493,7 @@ def _check_options(attack: ARTAttack) -> None:
             raise ValueError(f"{name} is no option here: the mode decides what SquareAttack reads")
         if name not in known:
             raise ValueError(f"{attack.label} has no option {name!r}{did_you_mean(name, known)} (it takes {', '.join(known)})")
+        check_given(name, value, known[name])
         if name in ("eps", "eps_step", served.radius) and not (_is_number(value) and math.isfinite(value) and value >= 0):
             reason = "it is a step; the aim decides the direction" if name == "eps_step" else "it is a radius and cannot be negative"
             raise ValueError(f"{name} is {value!r}; expected a number from 0 on, in the units of the encoder's bounds: {reason}")
@@ -488,9 +504,7 @@ def _check_options(attack: ARTAttack) -> None:
         raise ValueError(f"norm is {options['norm']!r}; expected 'inf' or a number from 1 on")
     if options.get("eps_step", 1) == 0:
         raise ValueError("eps_step is 0; a step must be positive")
-    steps = options.get("max_iter", 1)
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"max_iter is {steps!r}; at least one step is needed")
+    check_whole("max_iter", options.get("max_iter", 1))
     _check_classless(attack)
     also = [package for (one, name, value), package in NEEDED.items() if one == attack.attack and attack._known[name] == value]
     for package in (*served.needs, *also):
@@ -526,6 +540,10 @@ def _check_by_library(attack: ARTAttack) -> None:
             _constructed(attack, estimator, 1, attack.aims[0], None, {})
     except (ValueError, TypeError) as error:
         raise ValueError(f"{attack.label} refuses these options: {error}") from None
+    except (ArithmeticError, LookupError, RecursionError) as error:
+        chosen = ", ".join(f"{name}={value!r}" for name, value in attack.options.items())
+        remedy = attack._served.remedy or "leave out what is not needed, or give values nearer to the library's defaults"
+        raise ValueError(f"{attack.label} cannot be made with {chosen} ({type(error).__name__} in the library): {remedy}") from None
 
 
 def _is_norm(norm: Any) -> bool:

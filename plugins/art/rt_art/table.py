@@ -33,6 +33,7 @@ class Served:
         lengths: options that are lengths, in the units of the inputs.
         needs: packages that it imports when it runs.
         hint: what to do about an error that the library itself raises.
+        remedy: what to do where the library cannot even make it, and does not say why.
         litters: it writes files to the working directory.
         defaults: options that are set unless given.
     """
@@ -56,6 +57,7 @@ class Served:
     lengths: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     hint: str = ""
+    remedy: str = ""
     litters: bool = False
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -132,7 +134,16 @@ SERVED: Mapping[str, Served] = MappingProxyType(
         "BoundaryAttack": Served(**_BEGUN),
         "HopSkipJump": Served(**_BEGUN),
         "SignOPTAttack": Served(**_BEGUN, begin_as="x_init", impersonates=False),
-        "GeoDA": Served(why=_CLASS_ALONE, modes=_SEARCH, alone=True, begins="noise", aims=("away",), litters=True),
+        "GeoDA": Served(
+            why=_CLASS_ALONE,
+            modes=_SEARCH,
+            alone=True,
+            begins="noise",
+            aims=("away",),
+            litters=True,
+            remedy="max_iter is a number of queries, of which the first of several rounds must have 50 to 80; give 500 or more, or leave it "
+            "out (4000), with lambda_param from 0.6 to 1",
+        ),
         "SpatialTransformation": Served(
             why="it asks which class wins for each of its shifts and rotations, one for all samples that it is given",
             modes=_SEARCH,

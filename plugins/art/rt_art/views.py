@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rt_core.adapting import Passage
 from rt_core.divergences import Divergence
 from rt_core.encoders import Encoder, round_inward
 from rt_core.traces import Batch, per_sample
@@ -33,21 +34,18 @@ class Representations(nn.Module):
         self.home, self.dtype = batch.inputs.device, batch.inputs.dtype
         self.clean = batch.inputs.float()
         self.beside = encoder.clip(batch.inputs + eta.to(batch.inputs)) if batch.aim == "away" else None
+        self.passage = Passage(len(batch.inputs))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Represent a batch, where the batch is and on the device that it came from.
 
         inputs: [rows, *input] -> [rows, dim]
         """
-        seen = inputs.to(self.home, self.dtype).contiguous()
+        seen = sent = self.passage.enter(inputs.to(self.home, self.dtype))
         if self.beside is not None and inputs.requires_grad:
             fresh, own = _fresh(inputs.detach().to(self.clean), self.clean)
             seen = torch.where(per_sample(fresh, seen), self.beside[own] + (seen - seen.detach()), seen)
-        representations = self.encoder(seen)
-        if inputs.requires_grad and not representations.requires_grad:
-            # A constant output has no graph, which means the same as a gradient of zero.
-            representations = representations + (seen * 0).flatten(1).sum(1, keepdim=True)
-        return self.layer(representations.to(inputs.device))
+        return self.layer(self.passage.leave(self.encoder(seen), sent).to(inputs.device))
 
     def train(self, mode: bool = True) -> "Representations":
         """Do nothing: a view measures, so it is always in eval mode."""

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rt_center_smoothing.geometry import Geometry, geometry_of
 from rt_core.divergences import Divergence
+from rt_core.randomness import whole_of
 from rt_core.shapes import check_shape
+from rt_core.traces import check_number, check_radius, check_whole
 
 __all__ = [
     "abstains",
@@ -58,8 +60,9 @@ def minimum_enclosing_center(
 
 def smallest_ball(geometry: Geometry, points: Tensor, *, candidates: int | None = None, parity: bool = False) -> tuple[int, float]:
     """Return what ``minimum_enclosing_center`` does, of points that are placed, with the radius as a distance."""
-    total = len(points)
-    if not 1 <= (total if candidates is None else candidates) <= total:
+    if not (total := len(points)):
+        raise ValueError("there are no points; expected at least one, of which one is the center")
+    if candidates is not None and check_whole("candidates", candidates) > total:
         raise ValueError(f"candidates is {candidates}; there are {total} points, so it must be in 1 to {total}")
     rank = (total + 1) // 2
     points = points.masked_fill(~points.isfinite().all(1, keepdim=True), torch.nan)  # infinity would be near to itself
@@ -151,6 +154,7 @@ def abstains(inside: int, draws: int, *, alpha: float, delta: float) -> bool:
     It abstains iff max(Δ₁, 1/2 - (inside / draws - Δ₁)) > delta, where Δ₁ is the ``deviation``.
     """
     off = deviation(alpha=alpha, draws=draws)
+    _check_votes("inside", inside, draws)
     return max(off, 0.5 - (inside / draws - off)) > delta
 
 
@@ -170,8 +174,7 @@ def vote_radius(own_votes: int, draws: int, *, sigma: float, alpha: float) -> fl
         ValueError: more votes than draws, or a parameter that none can have.
     """
     _check(alpha=alpha, draws=draws, sigma=sigma)
-    if not 0 <= own_votes <= draws:
-        raise ValueError(f"own_votes is {own_votes}; of {draws} draws it must be in 0 to {draws}")
+    _check_votes("own_votes", own_votes, draws)
     share = float(betaincinv(own_votes, draws - own_votes + 1, alpha)) if own_votes else 0.0
     return sigma * float(ndtri(share)) if share > 0.5 else math.nan
 
@@ -204,6 +207,11 @@ class _LowerBounds:
         return distance * distance if self._norm == "l2" else distance
 
 
+def _check_votes(name: str, votes: int, draws: int) -> None:
+    if (whole := whole_of(votes)) is None or not 0 <= whole <= draws:
+        raise ValueError(f"{name} is {votes!r}; of {draws} draws it must be a whole number in 0 to {draws}")
+
+
 def _middle_distance(distances: Tensor, rank: int, parity: bool) -> float:
     ordered = np.sort(distances.numpy())
     return float(ordered[rank - 1 : len(ordered) // 2 + 1].mean() if parity else ordered[rank - 1])
@@ -212,8 +220,7 @@ def _middle_distance(distances: Tensor, rank: int, parity: bool) -> float:
 def _shifted(input_radius: float, sigma: float, delta: float) -> float:
     """Return the normal quantile of p*."""
     _check(sigma=sigma, delta=delta)
-    if not input_radius >= 0:
-        raise ValueError(f"input_radius is {input_radius:g}; a radius cannot be negative")
+    check_radius("input_radius", input_radius)
     return float(ndtri(0.5 + delta)) + input_radius / sigma
 
 
@@ -224,12 +231,15 @@ def _hoeffding(quantile: float, alpha: float, draws: int) -> float:
 def _check(
     *, alpha: float | None = None, delta: float | None = None, draws: int | None = None, sigma: float | None = None, rank: str | None = None
 ) -> None:
+    for name, value in (("alpha", alpha), ("delta", delta), ("sigma", sigma)):
+        if value is not None:
+            check_number(name, value)
+    if draws is not None:
+        check_whole("draws", draws)
     if alpha is not None and not 0 < alpha < 1:
         raise ValueError(f"alpha is {alpha:g}; it is a probability of error and must be in (0, 1)")
     if delta is not None and not 0 <= delta < 0.5:
         raise ValueError(f"delta is {delta:g}; 1/2 + delta is a share of draws, so it must be in [0, 0.5)")
-    if draws is not None and not draws >= 1:
-        raise ValueError(f"draws is {draws}; at least one is needed")
     if sigma is not None and not sigma > 0:
         raise ValueError(f"sigma is {sigma:g}; the noise's standard deviation must be positive")
     if rank is not None and rank not in RANKS:

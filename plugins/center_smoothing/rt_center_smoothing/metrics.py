@@ -11,7 +11,7 @@ from rt_center_smoothing.geometry import Geometry, geometry_of
 from rt_center_smoothing.smoothing import ABSTAINED, IMPOSSIBLE, OUTPUT_FACTOR, CenteredSettings, Measured, NoiseSettings, OutputSettings
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.neighbors import Bank, pairwise
-from rt_core.smoothing import Draws
+from rt_core.smoothing import Draws, check_sigma
 from rt_core.traces import Context, Rows, Trace, check_radius
 
 __all__ = [
@@ -45,7 +45,7 @@ class _Centered(CenteredSettings):
 
     def _measured(self, context: Context) -> Measured:
         """Return what is drawn for a sample, which metrics share that draw and choose the same."""
-        self.check_width(context.encoder)
+        check_sigma(self.sigma, context.encoder)
         geometry = self._geometry(context)
         chosen = (self.center_draws, self.certify_draws, self.candidates, self.parity)
         key = ("center smoothing", geometry, float(self.sigma), self.clip, chosen)
@@ -177,6 +177,8 @@ class CertifiedNeighborRadius(NoiseSettings):
     1 - ``alpha_certify``, at every input within the radius more than half of the noisy copies are strictly nearer to the sample's own
     clean representation than to any other sample's; a tie counts against, and so does a copy whose representation is not finite. The mean is
     the average certified radius over all samples, 0 where none is certified. Depends on how many others there are. Holds for any divergence.
+    Each draw is compared with the whole bank, which a run's announced time does not count: about 0.5 ms a draw on a CPU core for 10,000
+    samples of 512 numbers, growing with both.
     """
 
     divergence: str | Divergence | None = None
@@ -198,7 +200,7 @@ class CertifiedNeighborRadius(NoiseSettings):
 
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> Rows:
         """-> [1], in input units"""
-        self.check_width(context.encoder)
+        check_sigma(self.sigma, context.encoder)
         measure = find_divergence(context.divergence if self.divergence is None else self.divergence)
         draws, row, votes = Draws.of(context, sigma=self.sigma, clip=self.clip), bank.rows(trace.ids), 0
         for chunk in draws.chunks("certify", self.certify_draws):

@@ -14,11 +14,11 @@ from torch import Tensor
 from rt_center_smoothing import functions
 from rt_center_smoothing.geometry import Geometry, geometry_of
 from rt_core.divergences import Divergence, find_divergence
-from rt_core.encoders import Encoder, as_encoder, check_inputs
+from rt_core.encoders import as_encoder, check_inputs
 from rt_core.errors import RobustnessWarning, ShapeError
 from rt_core.perturbing import check_batch, measure, progress_bar, represent_rows
-from rt_core.randomness import SampleRandom
-from rt_core.smoothing import Draws
+from rt_core.randomness import SampleRandom, names_of
+from rt_core.smoothing import Draws, check_sigma
 from rt_core.traces import check_number, check_radius, check_whole
 
 __all__ = [
@@ -69,17 +69,6 @@ class NoiseSettings:
     def rehearsal(self) -> Self:
         """Return the same with at most 64 passes, to see that all works; its numbers are worth little."""
         return replace(self, **self._reduced())
-
-    def check_width(self, encoder: Encoder) -> None:
-        """Warn where the noise is wider than the encoder's bounds: sigma is then likely in other units."""
-        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in encoder.bounds)
-        width = (high - low).max().item()
-        if self.sigma > width:
-            _say(
-                f"sigma is {self.sigma:g}, and inputs of encoder {encoder.name!r} span a range of {width:g}: sigma is in the units of its bounds, "
-                "so divide it as the inputs are",
-                4,
-            )
 
     def _reduced(self) -> dict[str, Any]:
         return {"certify_draws": 24, "alpha_certify": 0.999}
@@ -338,18 +327,18 @@ class CenterSmoothing(OutputSettings):
             inputs: [n, *input], inside the encoder's bounds.
             divergence: l1, l2, linf or cosine.
             seed, ids: of the randomness, which belongs to (seed, id, input); ids are 0 … n-1 unless given.
-            batch: how many noisy copies at a time, 64 unless given (more of small inputs).
+            batch: how many noisy copies at a time, as many as 2^20 values hold, in 64 to 1,024, unless given.
 
         Raises:
             InvalidInputs, ShapeError, ValueError: before any pass, with the remedy.
         """
         encoder, geometry = as_encoder(encoder), geometry_of(divergence)
         check_inputs(inputs, encoder)
-        names = tuple(map(str, range(len(inputs)) if ids is None else ids))
+        names = names_of(range(len(inputs)) if ids is None else ids)
         if len(names) != len(inputs):
             raise ShapeError(f"{len(inputs)} inputs and {len(names)} ids; one an input is needed")
         size = check_batch(batch)
-        self.check_width(encoder)
+        check_sigma(self.sigma, encoder)
         with torch.inference_mode(False), encoder.in_use(), progress_bar(progress, len(inputs)) as bar:
             rows = []
             for one, name in zip(inputs, names, strict=True):

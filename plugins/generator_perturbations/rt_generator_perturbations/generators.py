@@ -4,11 +4,11 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from math import inf
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,31 @@ from rt_core.errors import RobustnessWarning, RtError
 from rt_core.fingerprints import fingerprint
 from rt_core.randomness import SampleRandom
 from rt_core.traces import check_whole
-from rt_generator_perturbations.latents import Latents, cast, checked_latent, draw_latents, joined, moved, parts_of
-from rt_generator_perturbations.layers import IMAGE, LATENT, LayerError, add, expand, find_layers, matching, missing, not_once, watching
+from rt_generator_perturbations.latents import (
+    Latents,
+    beside,
+    cast,
+    checked_latent,
+    copied,
+    draw_latents,
+    joined,
+    moved,
+    parts_of,
+)
+from rt_generator_perturbations.layers import (
+    IMAGE,
+    LATENT,
+    LayerError,
+    add,
+    check_kind,
+    expand,
+    find_layers,
+    matching,
+    missing,
+    names_of,
+    not_once,
+    watching,
+)
 
 __all__ = ["Generator", "GeneratorError"]
 
@@ -33,7 +56,9 @@ class Generator:
 
     It is read as a chain g = g_n ∘ … ∘ g_1 of ``layers``; a perturbation of the full shape of a layer's activation is added to that activation
     (Dunn et al. 2020). Hooks do it, and are gone when the call returns, on error too; they come back for the length of a backward pass through its
-    images, since a checkpointed network runs again there. The network is in eval mode with frozen weights while in use, and is put back afterwards.
+    images, since a checkpointed network runs again there, and add to what belongs to that call alone. The network is in eval mode with frozen weights
+    while in use, for the length of such a backward pass too, and is put back afterwards: where a checkpointed network's own calls are differentiated
+    in the same pass, they too must be made within ``in_use``. It is given copies of the latents, so it may work in place.
 
     Args:
         module: the network. It is called with the latents, then the classes, then ``arguments`` and ``keywords``, unchanged in every call.
@@ -51,8 +76,9 @@ class Generator:
             a submodule adds it to the first columns of that submodule's first argument alone.
         method: the network's method that draws, such as an autoencoder's ``"decode"``; None calls the network itself.
         output: which part of what it returns are the images: a key, an attribute, an index or a function; None takes all of it.
-        seeded: for a network that draws noise of its own: every image is drawn alone, under global generators that are seeded by its id, so that
-            it is the same in every call and whatever the batch. Costs a pass an image.
+        seeded: for a network that draws noise of its own, or whose images depend on the others of a batch: every image is drawn alone, under global
+            generators that are seeded by its id and the seed of the draw (``Latents.seed``), so that it is the same in every call and whatever the batch.
+            Costs a pass an image.
         name: how results call it.
         device: where it runs; None leaves it where the network is.
 
@@ -60,7 +86,8 @@ class Generator:
         passes: forward and backward passes of calls so far, counted in images.
 
     Raises:
-        LayerError: a name that no submodule has.
+        LayerError: a name that no submodule has, two names of one, a submodule called ``latent`` or ``image``, or one inside of what is compiled, traced
+            or scripted, where no hook is called.
         ValueError: another parameter that makes no sense.
     """
 
@@ -93,11 +120,17 @@ class Generator:
             raise ValueError(f"values is {values!r}; the lowest must be below the highest, or None for images that are left as they are")
         self.module, self.name = module, name
         self.latent = checked_latent(latent)
-        self.layers = (LATENT, *expand(module, find_layers(module) if layers is None else layers), IMAGE)
+        self.layers = (LATENT, *_inner(module, find_layers(module) if layers is None else layers), IMAGE)
         self.classes, self.label, self.label_keyword = classes, label, label_keyword
         self.values = values
         self.arguments, self.keywords = tuple(arguments), dict(keywords or {})
         self.latent_layer, self.method, self.output, self.seeded = latent_layer, method, output, seeded
+        if isinstance(self.latent, dict) and (
+            both := sorted(set(self.latent) & {*self.keywords, *([label_keyword] if label_keyword else [])})
+        ):
+            raise ValueError(
+                f"keywords or label_keyword name {', '.join(map(repr, both))}, which latent draws; the network takes each once: leave one out"
+            )
         if method is not None and not callable(getattr(module, method, None)):
             raise ValueError(f"method is {method!r}; {type(module).__name__} has no such method")
         if latent_layer is not None:
@@ -108,16 +141,9 @@ class Generator:
         # An encoder holds networks in eval mode, frozen and on a device, and puts them back: that is all that is asked of this one.
         self._held = Encoder(module, name=name, output=_nothing, device=device)
         self._shapes: dict[str, tuple[int, ...]] | None = None
-        self._open: WeakSet[_Backward] = WeakSet()
 
     def __repr__(self) -> str:
         return f"Generator({type(self.module).__name__}, name={self.name!r}, layers={list(self.layers)})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_open"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _open=WeakSet())
 
     @property
     def fingerprint(self) -> str:
@@ -135,29 +161,35 @@ class Generator:
     def draw(self, ids: Sequence[object], *, seed: int = 0, classes: int | Sequence[int] | Tensor | None = None) -> Latents:
         """Draw latents and classes, one of each an id: the same id and seed give the same, whatever the batch.
 
-        classes: given ones, or the same one for all; None draws them uniformly.
+        classes: given ones, one an id, or the same one for all; None draws them uniformly.
 
         Raises:
-            ValueError: classes that the generator does not have, or that are no whole numbers.
+            ValueError: classes that the generator does not have, that are no whole numbers, or more or fewer than ids; a seed that is no whole number.
         """
         random = SampleRandom.of(seed, ids)
         drawn = draw_latents(self.latent, random, random.ids)
         if self.classes is None:
             if classes is not None:
                 raise ValueError(f"classes is {classes!r}; generator {self.name!r} has none: leave them out, or make it with classes=")
-            return Latents(ids=random.ids, latents=drawn)
+            return Latents(ids=random.ids, latents=drawn, seed=random.seed)
         if classes is None:
             chosen = (random.uniform("class", ()) * self.classes).long().clamp(max=self.classes - 1)
         else:
             given = torch.as_tensor(classes)
             if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
                 raise ValueError(f"classes is {classes!r}; expected whole numbers, the indices of classes 0 to {self.classes - 1}")
-            chosen = given.to(torch.int64).expand(len(random.ids)).clone()
-            if not bool(((chosen >= 0) & (chosen < self.classes)).all()):
+            if given.ndim and given.shape != (len(random.ids),):
                 raise ValueError(
-                    f"classes holds {_outside(chosen, self.classes)}; generator {self.name!r} has classes 0 to {self.classes - 1}"
+                    f"classes has shape {list(given.shape)} for {len(random.ids)} ids; give one class an id, or one number for all"
                 )
-        return Latents(ids=random.ids, latents=drawn, classes=chosen)
+            chosen = given.to(torch.int64).expand(len(random.ids)).clone()
+            self._check_classes(chosen)
+        return Latents(ids=random.ids, latents=drawn, classes=chosen, seed=random.seed)
+
+    def _check_classes(self, classes: Tensor) -> None:
+        if self.classes is not None and not torch.equal(classes.clamp(0, self.classes - 1), classes):
+            outside = next(value for value in classes.tolist() if not 0 <= value < (self.classes or 0))
+            raise ValueError(f"classes holds {outside}; generator {self.name!r} has classes 0 to {self.classes - 1}")
 
     def __call__(self, latents: Latents, perturbations: Mapping[str, Tensor] | None = None) -> Tensor:
         """Draw the images, with perturbations added to the activations that they are given for.
@@ -169,7 +201,8 @@ class Generator:
 
         Raises:
             LayerError: a layer that is not there, is not reached or reached twice, or has another shape.
-            GeneratorError: the network failed, draws other images each time, or gave no images.
+            GeneratorError: the network failed, draws other images each time or beside others, or gave no images.
+            ValueError: latents without classes where the generator has some, or classes that it does not have.
         """
         perturbations = dict(perturbations or {})
         with self.in_use():
@@ -189,22 +222,12 @@ class Generator:
         Every call does this for itself; holding it around many calls saves the bookkeeping. A backward pass that fails leaves its hooks and its
         hold on the network behind: they go when this begins or ends, at the latest.
         """
-        self._close()
+        _close(self.module)  # what a backward pass that failed has left
         with self._held.in_use(device):
             try:
                 yield self
             finally:
-                self._close()
-
-    def _check_alone(self, layer: str) -> None:
-        if len(self._open) > 1:
-            raise LayerError(
-                f"layer {layer!r} is checkpointed and images of several calls are in one backward pass: differentiate each by itself"
-            )
-
-    def _close(self) -> None:
-        for left in list(self._open):  # by a backward pass that failed
-            left.close()
+                _close(self.module)
 
     def where(self) -> torch.device | None:
         """Return the device of the network's weights; None if it has none."""
@@ -212,6 +235,8 @@ class Generator:
 
     def shapes(self, latents: Latents | None = None) -> dict[str, tuple[int, ...]]:
         """Return the shape of one image's activation for every layer, found in one pass (and one more that must draw the same image).
+
+        The first time, two passes of two images see whether an image depends on the one beside it, and one a layer whether it moves the image.
 
         latents: any, of which the first is used; None draws one.
         """
@@ -223,7 +248,7 @@ class Generator:
     def submodules(self, latents: Latents | None = None) -> dict[str, tuple[int, ...] | None]:
         """Return every submodule that runs, with the shape of one image's activation: what ``layers`` can name. None: it cannot be a layer,
         since it runs more than once or returns no tensor."""
-        names = [name for name, _ in self.module.named_modules() if name]
+        names = [name for name, _ in names_of(self.module)]
         seen: dict[str, list[tuple[int, ...] | None]] = {}
 
         def see(layer: str, output: Any) -> None:
@@ -233,15 +258,19 @@ class Generator:
             self._run((self.draw(["0"]) if latents is None else latents).select([0]), None)
         return {name: shapes[0] if len(shapes) == 1 else None for name, shapes in seen.items()}
 
-    def scales(self, *, draws: int = 64, seed: int = 0, per: str = "layer", batch: int = 16) -> dict[str, Any]:
+    def scales(
+        self, *, draws: int = 64, seed: int = 0, per: str = "layer", batch: int = 16, layers: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Return how far each layer's unperturbed activations stray over draws of latents and classes: their standard deviation.
 
+        layers: of which (patterns too); None takes all.
         per: ``"neuron"`` gives each neuron its own, a float32 tensor of the activation's shape; ``"layer"`` one number a layer, the root mean square of
         them. A neuron that never varies has 0, so it is not moved; a layer that never varies at all gets 1 (ones), its activation's own unit. Both are
         warned of.
 
         Raises:
             ValueError: fewer than two draws, or another ``per``.
+            LayerError: a layer that is not there.
         """
         check_whole("draws", draws)
         check_whole("batch", batch)
@@ -249,34 +278,47 @@ class Generator:
             raise ValueError(f"draws is {draws}; a standard deviation needs at least two")
         if per not in ("layer", "neuron"):
             raise ValueError(f"per is {per!r}; expected 'layer' or 'neuron'")
-        moments = {layer: _Moments() for layer in self.layers}
+        chosen = self.layers if layers is None else self.groups({"layers": layers})["layers"]
+        moments = {layer: _Moments() for layer in chosen}
         ids = [f"scale {place}" for place in range(draws)]
         with self.in_use(), torch.no_grad():
             self.shapes()
             for start in range(0, draws, batch):
                 latents = self.draw(ids[start : start + batch], seed=seed)
-                with watching(self.module, self.layers[1:-1], lambda layer, output: moments[layer].add(output)):
+                if LATENT in moments:
+                    moments[LATENT].add(joined(latents.latents))
+                if chosen == (LATENT,):
+                    continue
+                inner = [layer for layer in chosen if layer not in (LATENT, IMAGE)]
+                with watching(self.module, inner, lambda layer, output: moments[layer].add(output)):
                     images = self._images(latents, {})
-                moments[LATENT].add(joined(latents.latents))
-                moments[IMAGE].add(images)
+                if IMAGE in moments:
+                    moments[IMAGE].add(images)
         scales = {}
-        for layer, moment in moments.items():
+        for layer, moment in moments.items():  # a comprehension would be where warnings point
             scales[layer] = _scale(layer, moment.deviation(), per)
         return scales
 
     def groups(self, groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, tuple[str, ...]]:
         """Return layers by granularity: the user's own groups, checked (patterns too), or latent, early, middle, late and pixels.
 
-        Early, middle and late are thirds of the inner layers, from coarse to fine; with fewer than three of these some are missing.
+        Early, middle and late are thirds of the inner layers, from coarse to fine; with fewer than three of these some are missing. The latent is left
+        out where it is of whole numbers alone, which cannot be perturbed.
 
         Raises:
             LayerError: a layer that is not there.
+            ValueError: no group, or one without layers.
         """
         if groups is None:
             inner = self.layers[1:-1]
             ends = [round(len(inner) * third / 3) for third in range(4)]
             thirds = {name: inner[ends[place] : ends[place + 1]] for place, name in enumerate(("early", "middle", "late"))}
-            return {"latent": (LATENT,), **{name: layers for name, layers in thirds.items() if layers}, "pixels": (IMAGE,)}
+            coarsest = {"latent": (LATENT,)} if self._moves_latents() else {}
+            return {**coarsest, **{name: layers for name, layers in thirds.items() if layers}, "pixels": (IMAGE,)}
+        if not groups:
+            raise ValueError(
+                f"groups is {groups!r}; expected at least one group of layers, or None for latent, early, middle, late and pixels"
+            )
         checked = {}
         for name, wanted in groups.items():
             if isinstance(wanted, str) or not wanted:
@@ -287,6 +329,13 @@ class Generator:
                     raise LayerError(missing(layer, self.layers, self._shapes))
             checked[str(name)] = tuple(sorted(set(found), key=self.layers.index))
         return checked
+
+    def _moves_latents(self) -> bool:
+        try:
+            parts = parts_of(self.draw(["0"]).latents)
+        except Exception:  # a function may know its own ids only; what it draws is seen when it is used
+            return True
+        return any(part.is_floating_point() for part in parts)
 
     # ── one pass ──
 
@@ -300,7 +349,7 @@ class Generator:
         rows = []
         for row, identity in enumerate(latents.ids):
             alone = {layer: perturbation[row : row + 1] for layer, perturbation in perturbations.items()}
-            with SampleRandom.of(0, [identity]).global_generators("generator"):
+            with SampleRandom.of(latents.seed, [identity]).global_generators("generator"):
                 rows.append(self._run(latents.select([row]), alone))
         return torch.cat(rows)
 
@@ -310,8 +359,14 @@ class Generator:
         first = inside.pop(LATENT, None) if self.latent_layer is None else None
         positional, keywords = self._arguments(latents, first)
         reached: list[str] = []
+
+        def reach(layer: str) -> bool:
+            reached.append(layer)
+            return True
+
+        since = torch.autograd._get_sequence_nr()
         try:
-            with self._perturbing(inside, reached.append):
+            with self._perturbing(inside, reach):
                 draw = self.module if self.method is None else getattr(self.module, self.method)
                 returned = draw(*positional, **keywords)
         except (RtError, torch.OutOfMemoryError):
@@ -328,24 +383,27 @@ class Generator:
             shape = f"[{len(latents)}, channel, height, width]"
             raise GeneratorError(f"generator {self.name!r} gave shape {list(images.shape)}; expected {shape}, or say output=")
         if images.requires_grad:
-            images.register_hook(_Backward(self, inside))
+            images.register_hook(_Backward(self, inside, range(since, torch.autograd._get_sequence_nr())))
         return images
 
     def _arguments(self, latents: Latents, first: Tensor | None) -> tuple[list[Any], dict[str, Any]]:
         weights = chain(self.module.parameters(), self.module.buffers())
         weight = next((tensor for tensor in weights if tensor.is_floating_point()), None)
         device, dtype = (None, None) if weight is None else (weight.device, weight.dtype)
+        if latents.classes is not None and latents.classes.device.type == "cpu":  # elsewhere, looking at them would wait for the device
+            self._check_classes(latents.classes)
         latents = latents.to(device)
         given = (
             cast(latents.latents, dtype) if dtype == torch.float64 else latents.latents
         )  # for half precision the sum is rounded, not its parts
-        prepared = cast(given if first is None else moved(given, first), dtype)
+        # A copy: a network may overwrite what it is given.
+        prepared = copied(cast(given if first is None else moved(given, first), dtype))
         positional = [] if isinstance(prepared, dict) else parts_of(prepared)
         keywords = {**(prepared if isinstance(prepared, dict) else {}), **self.keywords}
         if self.classes is not None:
             if latents.classes is None:
                 raise ValueError(f"the latents have no classes; generator {self.name!r} needs them: draw them with it")
-            label = self._labelled(latents.classes, dtype or torch.float32)
+            label = self._labelled(latents.classes.clone(), dtype or torch.float32)
             if self.label_keyword is None:
                 positional.append(label)
             else:
@@ -360,15 +418,17 @@ class Generator:
         return torch.zeros(len(classes), self.classes or 0, dtype=dtype, device=classes.device).scatter_(1, classes[:, None], 1)
 
     @contextlib.contextmanager
-    def _perturbing(self, inside: Mapping[str, Tensor], reached: Callable[[str], None]) -> Iterator[None]:
+    def _perturbing(self, inside: Mapping[str, Tensor], ours: Callable[[str], bool], again: bool = False) -> Iterator[None]:
+        """Add where ``ours(layer)`` says so. again: in a backward pass."""
         handles = []
         try:
             for layer, perturbation in inside.items():
                 if layer == LATENT:
-                    before = partial(_add_before, perturbation, reached)
+                    before = partial(_add_before, perturbation, ours)
                     handles.append(self.module.get_submodule(str(self.latent_layer)).register_forward_pre_hook(before))
                 else:
-                    after = partial(_add_after, layer, perturbation, reached, torch.is_grad_enabled())
+                    graded = again or (perturbation.requires_grad and torch.is_grad_enabled())
+                    after = partial(_add_after, layer, perturbation, ours, graded)
                     handles.append(self.module.get_submodule(layer).register_forward_hook(after))
             yield
         finally:
@@ -395,6 +455,7 @@ class Generator:
             order.append(layer)
             outputs[layer].append(tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__)
             if isinstance(output, Tensor):
+                check_kind(layer, output.dtype)
                 sizes[layer] = output.float().square().mean().sqrt()
 
         with torch.no_grad():
@@ -429,6 +490,8 @@ class Generator:
             )
         if self._shapes is None:
             with torch.no_grad():
+                if not self.seeded:  # where every image is drawn alone
+                    self._check_beside(latents, room)
                 for layer in inner:
                     self._check_moves(latents, drawn, layer, outputs[layer][0], sizes[layer].item())
         return {
@@ -436,6 +499,20 @@ class Generator:
             **{layer: tuple(found[0][1:]) for layer, found in outputs.items()},
             IMAGE: tuple(images.shape[1:]),
         }
+
+    def _check_beside(self, latents: Latents, room: float) -> None:
+        """Raise where an image depends on what is drawn beside it: a copy of itself, or another one."""
+        try:  # of two images each, so that both take the same way through the device's kernels
+            images, others = (self._images(pair, {})[0] for pair in (latents.select([0, 0]), beside(latents, self.classes)))
+        except GeneratorError:  # it draws one image at a time, or nothing from such a latent: if it must, that is said then
+            return
+        apart = (images - others).abs().max().item()
+        if not apart <= room * max(1.0, images.abs().max().item()):
+            raise GeneratorError(
+                f"generator {self.name!r} draws another image from the same latents when others are drawn beside it (apart by {apart:.2g}), as norms do "
+                "that use a batch's statistics: let them use running statistics (track_running_stats=True), or say seeded=True, which draws each "
+                "image alone"
+            )
 
     def _check_moves(self, latents: Latents, drawn: Tensor, layer: str, shape: tuple[int, ...], size: float) -> None:
         """Raise where a perturbation of a layer, of its activation's size or a hundred times that, leaves every bit of what is drawn."""
@@ -457,35 +534,55 @@ class _Backward:
     """Perturbs again for the length of a backward pass, in which torch.utils.checkpoint runs parts of the network a second time.
 
     Called with the images' gradient, before any of that; closes at the end of the pass, or where that failed, when its graph goes or the generator
-    is next taken into use or let go. So nothing that stays may hold it: not the hooks either.
+    is next taken into use or let go. So nothing that stays may hold it: not the hooks either. What runs again belongs to this call if the step of the
+    backward pass that asks for it does, and steps are numbered in the order in which their calls made them. So several calls can be in one pass.
+
+    steps: the numbers of the call's own steps
     """
 
-    def __init__(self, generator: Generator, inside: Mapping[str, Tensor]) -> None:
-        self.generator, self.inside, self.stack = generator, inside, contextlib.ExitStack()
+    def __init__(self, generator: Generator, inside: Mapping[str, Tensor], steps: range) -> None:
+        self.generator, self.inside, self.steps, self.stack = generator, inside, steps, contextlib.ExitStack()
 
     def __call__(self, slope: Tensor) -> None:
         self.close()  # where an earlier pass through this graph failed
         self.generator.passes.backwards += len(slope)
-        self.generator._open.add(self)
+        _OPEN[next(_NUMBERS)] = self
         self.stack.enter_context(self.generator._held.in_use())
-        self.stack.enter_context(self.generator._perturbing(self.inside, self.generator._check_alone))
-        torch.autograd.Variable._execution_engine.queue_callback(self.close)
+        self.stack.enter_context(self.generator._perturbing(self.inside, partial(_within, self.steps), again=True))
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_close, self.generator.module))
 
     def close(self) -> None:
         self.stack.close()
-        self.generator._open.discard(self)
 
     def __del__(self) -> None:
         self.stack.close()
 
 
+_OPEN: WeakValueDictionary[int, _Backward] = WeakValueDictionary()  # by when they began
+_NUMBERS = count()
+
+
+def _close(module: nn.Module) -> None:
+    """End what backward passes have opened on a network, the latest first: each puts back what it found."""
+    for number, one in sorted(_OPEN.items(), reverse=True):
+        if one.generator.module is module:
+            one.close()
+            _OPEN.pop(number, None)
+
+
+def _within(steps: range, layer: str) -> bool:
+    step = torch._C._current_autograd_node()
+    return step is not None and step._sequence_nr() in steps
+
+
 def _add_after(
-    layer: str, perturbation: Tensor, reached: Callable[[str], None], grads: bool, module: nn.Module, arguments: Any, output: Any
-) -> Tensor:
-    reached(layer)
+    layer: str, perturbation: Tensor, ours: Callable[[str], bool], graded: bool, module: nn.Module, arguments: Any, output: Any
+) -> Any:
+    if not ours(layer):
+        return output
     if not isinstance(output, Tensor):
         raise LayerError(f"layer {layer!r} returns a {type(output).__name__}; a layer must return a tensor: name one of its parts")
-    if grads and perturbation.requires_grad and not torch.is_grad_enabled():
+    if graded and not torch.is_grad_enabled():
         raise LayerError(
             f"layer {layer!r} runs without gradients, as inside a reentrant checkpoint: its perturbation would get none; "
             "switch checkpointing off, say use_reentrant=False there, or name a layer around it"
@@ -493,8 +590,9 @@ def _add_after(
     return add(layer, output, perturbation)
 
 
-def _add_before(perturbation: Tensor, reached: Callable[[str], None], module: nn.Module, arguments: Any) -> tuple[Any, ...]:
-    reached(LATENT)
+def _add_before(perturbation: Tensor, ours: Callable[[str], bool], module: nn.Module, arguments: Any) -> Any:
+    if not ours(LATENT):
+        return None
     if not arguments:
         raise LayerError("the latent_layer is called with keywords only; its first argument must be what begins with the latent")
     first, width = arguments[0], perturbation.shape[1]
@@ -562,8 +660,16 @@ def _coarsest(module: nn.Module) -> torch.dtype:
     return max(kinds or {torch.float32}, key=lambda kind: torch.finfo(kind).eps)
 
 
-def _outside(chosen: Tensor, classes: int) -> int:
-    return next(value for value in chosen.tolist() if not 0 <= value < classes)
+def _inner(module: nn.Module, layers: Sequence[str]) -> tuple[str, ...]:
+    found = expand(module, layers)
+    for layer in found:
+        if layer in (LATENT, IMAGE):
+            parts = [f"{layer}.{name}" for name, _ in module.get_submodule(layer).named_children()]
+            raise LayerError(
+                f"a submodule is named {layer!r}, which stands for {'what the network is given' if layer == LATENT else 'what the network draws'}: "
+                f"rename the submodule, or name a part of it instead ({', '.join(parts) or 'it has none'}), with layers=[…]"
+            )
+    return found
 
 
 def _said(positional: Sequence[Any], keywords: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What a perturbed image is to reach: another class, another representation, a universal quantile, a break away from its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rt_core.divergences import Divergence, find_divergence
-from rt_core.encoders import Encoder
+from rt_core.encoders import Encoder, check_inputs
 from rt_core.fingerprints import fingerprint
 from rt_core.neighbors import Bank, pairwise
 from rt_core.perturbing import represent_rows
@@ -26,6 +26,8 @@ __all__ = [
     "TargetRepresentation",
     "UniversalQuantile",
     "Untargeted",
+    "check_inputs_of",
+    "check_target_classes",
     "check_targets",
     "find_goal",
     "other_classes",
@@ -33,7 +35,8 @@ __all__ = [
     "with_bank",
 ]
 
-_ROUNDING = 1e-5  # of the largest number of a representation: what float32 makes of one input in batches of different sizes
+# What float32 makes of one input in batches of different sizes: of a coordinate's own size, and of the largest, where it is a small difference of large ones.
+_ROUNDING, _CANCELLED = 1e-5, 2e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +171,8 @@ class TargetRepresentation(Goal):
         if targets is None:
             raise ValueError("targets are not given; give the representations to reach, [batch, dim], such as other items' clean ones")
         check_shape(targets, "batch dim", what="targets", batch=len(clean), dim=clean.shape[1])
+        if broken := int((~targets.isfinite()).any(1).sum()):
+            raise ValueError(f"targets hold NaN or infinity in {broken} of {len(targets)} rows; give finite representations to reach")
         reference = targets.to(clean)
         return Objective(self.loss, {"targets": reference, "within": self.share * find_divergence(self.divergence)(reference, clean)})
 
@@ -219,7 +224,8 @@ class Breakaway(Goal):
     """The representation is strictly nearer to some other sample's than to its own clean one. Label-free.
 
     Lowered is the divergence from the nearest other minus that from its own. Rows of the bank that equal the item's own clean representation
-    up to float32's rounding, as its own row does where the bank holds the items, do not count. Options as for ``UniversalQuantile``.
+    in every coordinate, each up to float32's rounding of numbers of its size, do not count: its own row where the bank holds the items, and copies.
+    Options as for ``UniversalQuantile``.
     """
 
     bank: Bank | Tensor | int = 500
@@ -238,8 +244,9 @@ class Breakaway(Goal):
         """See ``Goal.objective``."""
         bank = _bank_of(self)
         others = bank.take(range(len(bank))).to(clean)
-        apart = pairwise(lambda first, second: (first - second).abs().amax(-1), clean, others)
-        own = apart <= _ROUNDING * clean.abs().amax(1, keepdim=True)  # an item that is in the bank itself, or a copy, is no other
+        sizes = others.square().mean(0).sqrt()  # a coordinate that is near 0 by chance is rounded as its others are
+        apart = pairwise(lambda first, second: ((first - second).abs() / _rounded(first, sizes)).amax(-1), clean, others)
+        own = apart <= 1  # an item that is in the bank itself, or a copy, is no other
         if bool(own.all(1).any()):
             raise ValueError(
                 f"all {len(bank)} rows of the bank are an item's own clean representation; give a bank of others, such as bank=500 further draws"
@@ -254,6 +261,11 @@ class Breakaway(Goal):
         return divergence(others[nearest], outputs) - divergence(clean, outputs)
 
 
+def _rounded(rows: Tensor, sizes: Tensor) -> Tensor:
+    """Return by how much each coordinate may be off, [rows, dim]; sizes: [dim]."""
+    return (_ROUNDING * sizes + _CANCELLED * rows.abs().amax(-1, keepdim=True)).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
 GOALS: Mapping[str, type[Goal]] = {
     "target": TargetClass,
     "untargeted": Untargeted,
@@ -263,14 +275,18 @@ GOALS: Mapping[str, type[Goal]] = {
 }
 
 
-def find_goal(goal: str | Goal) -> Goal:
-    """Return the goal of that name with its default options, or the goal itself.
+def find_goal(goal: str | Goal | type[Goal]) -> Goal:
+    """Return the goal of that name or kind with its default options, or the goal itself.
 
     Raises:
-        ValueError: no goal has that name.
+        ValueError: no goal has that name, or it is none.
     """
-    if not isinstance(goal, str):
+    if isinstance(goal, type) and issubclass(goal, Goal):
+        return goal()
+    if isinstance(goal, Goal):
         return goal
+    if not isinstance(goal, str):
+        raise ValueError(f"goal is {goal!r:.60}; expected a name ({', '.join(GOALS)}) or a Goal, such as TargetRepresentation(share=0.3)")
     if goal not in GOALS:
         close = get_close_matches(goal, GOALS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -284,12 +300,28 @@ def with_bank(goal: Goal, victim: Encoder, draws: Callable[[int], Tensor], *, ba
     """Return the goal with the bank of one victim in it, if it has one: inputs, or draws of a generator, are represented.
 
     draws: how many -> images [n, channel, height, width]
+
+    Raises:
+        InvalidInputs: given inputs that are none of this victim's: of another type, outside its bounds, not finite.
     """
     given: Any = getattr(goal, "bank", None)
     if given is None or isinstance(given, Bank):
         return goal
-    inputs = given if isinstance(given, Tensor) else draws(given)
-    return replace(goal, bank=Bank(represent_rows(victim, inputs, batch), seed=seed))  # type: ignore[type-var]
+    check_inputs_of(goal, victim)
+    with SampleRandom.of(seed, ["bank"]).global_generators("bank"):
+        inputs = given if isinstance(given, Tensor) else draws(given)
+        return replace(goal, bank=Bank(represent_rows(victim, inputs, batch), seed=seed))  # type: ignore[type-var]
+
+
+def check_inputs_of(goal: Goal, victim: Encoder, targets: Tensor | None = None) -> None:
+    """Raise where inputs that stand in a goal's bank, or images that are to be imitated, are none that this victim can be asked about.
+
+    Raises:
+        InvalidInputs: see above.
+    """
+    for what, given in (("bank", getattr(goal, "bank", None)), ("targets", targets if isinstance(goal, TargetRepresentation) else None)):
+        if isinstance(given, Tensor):
+            check_inputs(given, victim, what=what)
 
 
 def check_targets(goal: Goal, targets: Any) -> None:
@@ -300,6 +332,22 @@ def check_targets(goal: Goal, targets: Any) -> None:
     """
     if targets is not None and goal.aim != "target":
         raise ValueError(f"targets are given, and goal {type(goal).__name__} leads away, to none; leave them out, or take another goal")
+
+
+def check_target_classes(targets: Tensor, outputs: int, classes: Tensor | None = None, ids: Sequence[str] = ()) -> None:
+    """Raise unless all targets are classes that a victim has an output for, and others than the items', where these are given.
+
+    targets, classes: [items]; ids: of the items
+
+    Raises:
+        ValueError: with the first that is none.
+    """
+    _check_classes(targets, len(targets), outputs, "targets")
+    if classes is not None and len(same := (targets.cpu() == classes.cpu()).nonzero().flatten().tolist()):
+        raise ValueError(
+            f"the target of {len(same)} of {len(targets)} items is the class that they are of, such as {int(targets[same[0]])} of item {ids[same[0]]!r}; "
+            "give each another class, or goal='untargeted' to leave its own"
+        )
 
 
 def print_of_goal(goal: Goal) -> str:
@@ -338,13 +386,17 @@ def _check_logits(clean: Tensor) -> None:
 
 
 def _of_classes(values: Tensor, clean: Tensor, what: str) -> Tensor:
-    check_shape(values, "batch", what=what, batch=len(clean))
-    if values.is_floating_point() or bool(((values < 0) | (values >= clean.shape[1])).any()):
-        raise ValueError(
-            f"{what} are {values.dtype} in {values.min():g} to {values.max():g}; the victim has {clean.shape[1]} logits, so each must be a class "
-            f"in 0 to {clean.shape[1] - 1}"
-        )
+    _check_classes(values, len(clean), clean.shape[1], what)
     return values.to(clean.device).long()
+
+
+def _check_classes(values: Tensor, items: int, outputs: int, what: str) -> None:
+    check_shape(values, "batch", what=what, batch=items)
+    if values.is_floating_point() or values.dtype == torch.bool or bool(((values < 0) | (values >= outputs)).any()):
+        raise ValueError(
+            f"{what} are {values.dtype} in {values.min():g} to {values.max():g}; the victim has {outputs} logits, so each must be a class "
+            f"in 0 to {outputs - 1}"
+        )
 
 
 def _check_bank(bank: Any, *, least: int) -> None:

@@ -27,22 +27,33 @@ from rt_core.fingerprints import fingerprint
 from rt_core.gallery import Gallery, Picture
 from rt_core.neighbors import Bank
 from rt_core.perturbing import check_batch, passes_of, progress_bar, represent_rows
+from rt_core.randomness import SampleRandom, check_seed
 from rt_core.registry import installed
 from rt_core.results import Results
 from rt_core.store import Store, alone_in, kept_batch, key_of
 from rt_core.traces import check_whole
 from rt_generator_perturbations.generators import Generator
-from rt_generator_perturbations.goals import Goal, TargetRepresentation, check_targets, find_goal, print_of_goal, with_bank
+from rt_generator_perturbations.goals import (
+    Goal,
+    TargetRepresentation,
+    check_inputs_of,
+    check_target_classes,
+    check_targets,
+    find_goal,
+    print_of_goal,
+    with_bank,
+)
 from rt_generator_perturbations.latents import Latents
-from rt_generator_perturbations.looking import look
-from rt_generator_perturbations.searching import Relaxation, coordinates_of, further_draws, search
-from rt_generator_perturbations.victims import check_bounds, check_generator, victims_of
+from rt_generator_perturbations.looking import ask, check_answers, check_latents, look
+from rt_generator_perturbations.searching import Coordinates, Relaxation, coordinates_of, further_draws, searched
+from rt_generator_perturbations.victims import check_bounds, check_finite, check_generator, victims_of
 
 __all__ = ["METRIC", "granularity_curve"]
 
 METRIC = "magnitude"
 _READING = {"aim": "away", "better": "higher", "statistic": "median", "per": "sample", "span": [0.0, None], "comparable": True}
 _NOTED = ("label", "target", "reached", "first", "steps", "stuck")
+_LOST = "skipped/not finite"
 _PICTURES = 256 * 2**20  # bytes of pictures that are kept unless told otherwise
 _FEW = 6  # below this many items a median has no interval
 
@@ -52,7 +63,7 @@ def granularity_curve(
     victims: Any,
     *,
     groups: Mapping[str, Sequence[str]] | None = None,
-    goal: str | Goal = "target",
+    goal: str | Goal | type[Goal] = "target",
     items: int | Latents = 100,
     classes: Any = None,
     targets: Any = None,
@@ -78,11 +89,12 @@ def granularity_curve(
         generator: a ``Generator``.
         victims: one or several encoders, classifiers (``classifier``), registered names; or a mapping by label.
         groups: {name: layers}, each perturbed for itself; None takes latent, early, middle, late and pixels (``generator.groups``).
-        goal: a name or a ``Goal``; the paper's is ``"target"``.
+        goal: a name, a ``Goal``, or a kind of it; the paper's is ``"target"``.
         items: how many images; or the latents of given ones.
         classes: of the images, one or one an item; None draws them. Not beside given latents, which have theirs.
-        targets: [items] classes, or for the goal ``"representation"`` images [items, channel, height, width] to imitate; unless given, classes
-            are drawn, and items imitate each other in pairs (0 with 1, 2 with 3). Goals that lead away have none.
+        targets: [items] classes (an item of which that is the class is skipped), or for the goal ``"representation"`` images [items, channel,
+            height, width] to imitate; unless given, classes are drawn, and items imitate each other in pairs (0 with 1, 2 with 3). Goals that lead
+            away have none.
         seed: of latents, classes, targets and starts.
         scales: ``"layer"`` or ``"neuron"`` (``generator.scales(per=…)``), or a mapping by layer.
         pictures: of how many items clean and perturbed pictures are kept; None keeps as many as take 256 MiB.
@@ -92,23 +104,30 @@ def granularity_curve(
 
     Returns:
         Results: encoder is the victim, attack the group of layers, metric ``magnitude``, higher is better, statistic median. The value is
-        infinite where the goal was not reached up to the limit, and NaN (undefined, counted) where the item was skipped. Notes: ``skipped/…``
-        with the reason, ``label``, ``target``, ``reached``, ``first`` (the magnitude before it was shortened), ``steps``, ``stuck``. The
+        infinite where the goal was not reached up to the limit, and NaN (undefined, counted) where the item was skipped, or lost since the victim
+        gave something that is not finite on the way. Notes: ``skipped/…`` with the reason (``skipped/not finite`` of what was lost), ``label``,
+        ``target``, ``reached``, ``first`` (the magnitude before it was shortened), ``steps``, ``stuck`` (no gradient, or none that is finite). The
         magnitudes of different groups are comparable in the norm ``"rms"`` at most; compare victims within a group.
 
     Raises:
-        ValueError: a parameter that makes no sense or would be ignored, no items, ids that repeat, an odd number of items that are to imitate
-            each other, a victim of other bounds than the generator's images, or a ``Bank``, which is one victim's, for several.
+        ValueError: a parameter that makes no sense or would be ignored, no items, ids that repeat, latents that are not finite, an odd number of
+            items that are to imitate each other, a target that is no class, a victim of other bounds than the generator's images, one that gives
+            probabilities to a goal of classes, or a ``Bank``, which is one victim's, for several.
+        EncoderError: a victim gives NaN or infinity for a clean image.
+        InvalidInputs: targets or a bank that are no inputs of a victim.
         LayerError: a layer that is not there.
         StoreError: the folder holds another run, or cannot be written.
     """
     began = time.monotonic()
     check_generator(generator)
+    seed = check_seed(seed)
     wanted, chosen, schedule = find_goal(goal), generator.groups(groups), Relaxation.of(relaxation, granularity_curve)
     given_victims, bank = victims_of(victims), getattr(wanted, "bank", None)
+    targets = None if targets is None else torch.as_tensor(targets)
     check_targets(wanted, targets)
     for victim in given_victims.values():
         check_bounds(victim, generator)
+        check_inputs_of(wanted, victim, targets)
     if isinstance(bank, Bank) and len(given_victims) > 1:
         raise ValueError(
             f"bank is a Bank, of one victim's representations, and there are {len(given_victims)} victims; give its inputs, [n, *input], which each "
@@ -123,6 +142,7 @@ def granularity_curve(
         if not isinstance(items, Latents):
             check_whole("items", items)
             items = generator.draw(range(items), seed=seed, classes=classes)
+        check_latents(items)
         size = check_batch(batch if batch is not None else kept_batch(store))
         study = _Study(
             generator=generator,
@@ -131,17 +151,26 @@ def granularity_curve(
             goal=wanted,
             schedule=schedule,
             scaled_by=scales if isinstance(scales, str) else "",
-            targets=None if targets is None else torch.as_tensor(targets),
+            targets=targets,
             seed=seed,
             batch=size + (size % 2 if _in_pairs(wanted, targets) else 0),
             device=place,
             of=generator.fingerprint,
             pictured=_pictured(generator, len(items), len(chosen) * len(given_victims)) if pictures is None else pictures,
         )
-        look(generator, given_victims, items, wanted, batch=size, device=place)
-        study.scales = generator.scales(seed=seed, per=scales) if isinstance(scales, str) else dict(scales)
-        for layers in chosen.values():
-            coordinates_of(generator, layers, study.scales, schedule.norm)  # raises for scales that are missing or make no sense
+        images = look(generator, given_victims, items, batch=size)
+        for label, victim in given_victims.items():
+            with victim.in_use(place):
+                said = ask(generator, label, victim, images.to(place), wanted, batch=size, classes=items.classes)
+            if wanted.reads == "logits":
+                check_answers(label, said, items.classes)
+                if study.targets is not None:
+                    check_target_classes(study.targets, said.shape[1])
+        layers = [layer for layer in generator.layers if any(layer in group for group in chosen.values())]
+        study.scales = generator.scales(seed=seed, per=scales, layers=layers) if isinstance(scales, str) else dict(scales)
+        for group, layers_of_it in chosen.items():  # raises for scales that are missing or make no sense, and for too many radii
+            study.coordinates[group] = coordinates_of(generator, layers_of_it, study.scales, schedule.norm)
+            schedule.radii(study.coordinates[group].size)
         kept = Store(store, {"dataset": study.of + given, "seed": seed, "pairing": "given", "batch": size})
         total = len(items) * len(chosen) * len(given_victims)
         with progress_bar(progress, total, "perturbations") as bar:
@@ -151,6 +180,7 @@ def granularity_curve(
                         bar.update(count)
         results = study.results(time.monotonic() - began)
     _warn_of_skipped(results)
+    _warn_of_lost(results)
     _warn_of_unreached(results, schedule)
     if store is not None:
         with alone_in(Path(store)):
@@ -175,6 +205,7 @@ class _Study:
     pictured: int
     of: str  # the generator's fingerprint
     scales: Mapping[str, Any] = field(default_factory=dict)
+    coordinates: dict[str, Coordinates] = field(default_factory=dict)
     rows: list[pd.DataFrame] = field(default_factory=list)
     notes: list[pd.DataFrame] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
@@ -187,8 +218,6 @@ class _Study:
 
     def __post_init__(self) -> None:
         items = len(self.latents)
-        if not items:
-            raise ValueError("items hold no latents; give at least one, or how many to draw")
         if repeated := [name for name, times in Counter(self.latents.ids).items() if times > 1]:
             raise ValueError(
                 f"id {repeated[0]!r} stands for more than one item; give each latent an id of its own, by which rows are told apart"
@@ -229,9 +258,10 @@ class _Study:
 
     def _settle(self, victim: Encoder, part: Latents, start: int) -> "_Settled":
         """Return which items of a block are asked about, and what for: the steps of the protocol before the search."""
-        with torch.no_grad():
+        with torch.no_grad(), SampleRandom.of(self.seed, part.ids).global_generators("clean"):
             images = self.generator(part)
             outputs = victim(images)
+        check_finite(victim, outputs)
         given = None if self.targets is None else self.targets[start : start + len(part)]
         skipped = {"misclassified": torch.zeros(len(part), dtype=torch.bool)}
         if self.goal.reads != "logits":
@@ -249,24 +279,25 @@ class _Study:
         kept = settled.kept
         block = {name: np.full(len(part), math.nan) for name in ("value", *_NOTED)}
         block |= {f"skipped/{why}": np.where(who, 1.0, math.nan) for why, who in settled.skipped.items()}
+        block[_LOST] = np.full(len(part), math.nan)
         images = settled.images.clone()
         if kept.any():
-            found = search(
+            found = searched(
                 self.generator,
                 victim,
                 part.select(kept),
                 goal,
-                layers=self.groups[group],
-                scales=self.scales,
+                self.coordinates[group],
+                self.schedule,
                 labels=None if settled.labels is None else settled.labels[kept],
                 targets=None if settled.targets is None else settled.targets[kept],
                 seed=self.seed,
                 batch=self.batch,
-                **asdict(self.schedule),
             )
             classes = found.targets if found.targets is not None and found.targets.ndim == 1 else None
             values = {"value": found.magnitude, "label": found.labels, "target": classes}
-            values |= {name: getattr(found, name) for name in ("reached", "first", "steps", "stuck")}
+            values |= {"reached": found.reached, "first": found.first, "steps": found.steps, "stuck": found.stuck | found.lost}
+            values[_LOST] = torch.where(found.lost, 1.0, math.nan)
             for name, numbers in values.items():
                 if numbers is not None:
                     block[name][kept.numpy()] = numbers.double().numpy()
@@ -311,10 +342,16 @@ class _Study:
         if isinstance(given := getattr(self.goal, "bank", 0), (Bank, torch.Tensor)):
             goal["bank"] = f"{len(given)} given, {self.goal_print[:8]}"
         shapes = self.generator.shapes()
-        sizes = {group: sum(math.prod(shapes[layer]) for layer in layers) for group, layers in self.groups.items()}
         schedule = {"class": "layers of a generator", **asdict(self.schedule)}
         attacks = {
-            group: {**goal, **schedule, "layers": list(layers), "size": sizes[group], "of": self._of(layers)}
+            group: {
+                **goal,
+                **schedule,
+                "layers": list(layers),
+                "scales": {layer: _told(self.scales[layer]) for layer in layers},
+                "size": self.coordinates[group].size,
+                "of": self._of(layers),
+            }
             for group, layers in self.groups.items()
         }
         return {
@@ -334,8 +371,6 @@ class _Study:
             "generator": {
                 "fingerprint": self.of,
                 "shapes": {layer: list(shape) for layer, shape in shapes.items()},
-                "scales": {layer: _told(self.scales[layer]) for layers in self.groups.values() for layer in layers},
-                "sizes": sizes,
             },
             "encoders": self.encoders,
             "errors": [],
@@ -396,11 +431,10 @@ def _pictured(generator: Generator, items: int, times: int) -> int:
     return min(items, _PICTURES // (4 * math.prod(generator.shapes()["image"]) * (times + 1)))
 
 
-def _told(scale: Any) -> float | dict[str, float]:
+def _told(scale: Any) -> float | str:
+    """Return a layer's scale to three digits, or the range of its neurons': last bits, which differ between machines, do not make another group."""
     numbers = torch.as_tensor(scale, dtype=torch.float64)
-    if numbers.ndim == 0:
-        return numbers.item()
-    return {"least": numbers.min().item(), "mean": numbers.mean().item(), "largest": numbers.max().item()}
+    return float(f"{numbers:.3g}") if numbers.ndim == 0 else f"{numbers.min():.3g} to {numbers.max():.3g}, mean {numbers.mean():.3g}"
 
 
 def _versions() -> dict[str, str]:
@@ -409,27 +443,40 @@ def _versions() -> dict[str, str]:
 
 
 def _warn_of_skipped(results: Results) -> None:
-    kept = results.frame.groupby("encoder", sort=False)["value"].apply(lambda values: int(values.notna().sum()))
+    asked = results.notes[results.notes["name"] == "reached"].groupby("encoder").size()
     items, groups = results.manifest["attacked"], len(results.manifest["plan"]["attacks"])
-    for label, count in kept.items():
-        if count // groups < min(_FEW, items):
+    for label in results.manifest["encoders"]:
+        count = int(asked.get(label, 0)) // groups
+        if count < min(_FEW, items):
             warnings.warn(
-                f"victim {label!r} is right about {count // groups} of {items} images of the generator, and only those are perturbed: too few for "
+                f"victim {label!r} is right about {count} of {items} images of the generator, and only those are perturbed: too few for "
                 "an interval; look whether both number the classes alike, and whether the victim sees what it was trained on",
                 RobustnessWarning,
                 stacklevel=3,
             )
 
 
+def _warn_of_lost(results: Results) -> None:
+    asked = results.notes[results.notes["name"] == "reached"].groupby("encoder").size()
+    for label, lost in results.notes[results.notes["name"] == _LOST].groupby("encoder", sort=False):
+        where = ", ".join(f"{len(part)} in {group!r}" for group, part in lost.groupby("attack", sort=False))
+        warnings.warn(
+            f"victim {label!r} gave NaN or infinity, or a slope of these, on the way for {len(lost)} of {asked[label]} perturbations ({where}), which are "
+            "undefined: what is left is no sample of all; look for a square root, a logarithm, a division or half precision in it",
+            RobustnessWarning,
+            stacklevel=3,
+        )
+
+
 def _warn_of_unreached(results: Results, schedule: Relaxation) -> None:
-    sizes, stuck = results.manifest["generator"]["sizes"], results.notes[results.notes["name"] == "stuck"]
+    about, stuck = results.manifest["plan"]["attacks"], results.notes[results.notes["name"] == "stuck"]
     asked = results.frame[results.frame["value"].notna()]
     for label, rows in asked.groupby("encoder", sort=False):
         none = [group for group, part in rows.groupby("attack", sort=False) if not np.isfinite(part["value"]).any()]
         if none:
             count = int(rows["attack"].isin(none).sum())
             still = int(stuck.loc[(stuck["encoder"] == label) & stuck["attack"].isin(none), "value"].sum())
-            tried = ", ".join(f"{group!r} (up to {schedule.radii(sizes[group])[-1]:g})" for group in none)
+            tried = ", ".join(f"{group!r} (up to {schedule.radii(about[group]['size'])[-1]:g})" for group in none)
             warnings.warn(
                 f"for victim {label!r} the goal was reached for no item in {tried}, so these {count} magnitudes are infinite; say a larger limit="
                 + (

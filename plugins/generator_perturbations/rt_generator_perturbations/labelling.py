@@ -24,6 +24,7 @@ from torch import Tensor
 from rt_core import Encoder, represent
 from rt_core.errors import RtError
 from rt_core.store import key_of, written
+from rt_core.traces import check_whole
 
 __all__ = ["Item", "Sheet", "VotesError", "count_votes", "judge_votes", "labelling_sheet", "read_votes"]
 
@@ -52,7 +53,7 @@ class Item:
     victim_fingerprint: of the victim (``Encoder.fingerprint``), by which it is known whatever it is called; "" where it is not known.
 
     Raises:
-        ValueError: pictures of another shape or range, or a magnitude that does not belong to them.
+        ValueError: pictures of another shape or range, a label that is no text, or a magnitude that does not belong to them.
     """
 
     id: str
@@ -65,6 +66,10 @@ class Item:
     victim_fingerprint: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.label, str):
+            raise ValueError(
+                f"label of item {self.id!r} is {self.label!r}; expected the class's name as judges read it, such as {str(self.label)!r}"
+            )
         pixels = [_pixels(self.clean, f"clean picture of item {self.id!r}")]
         if self.perturbed is not None:
             pixels.append(_pixels(self.perturbed, f"perturbed picture of item {self.id!r}"))
@@ -128,8 +133,7 @@ def labelling_sheet(
         raise ValueError(
             f"item {twice[0]} is there {sum(item.key == twice[0] for item in chosen)} times; id, victim and group name one item"
         )
-    if judges < 1:
-        raise ValueError(f"judges is {judges}; at least one is needed, and the paper has five")
+    check_whole("judges", judges)
     questions = {label: _asked(question, label) for label in dict.fromkeys(item.label for item in chosen)}
     listed, shown = _listed(chosen)
     said = {"order": _ORDER, "instructions": instructions, "questions": questions}
@@ -176,7 +180,7 @@ def read_votes(sheet: Sheet | str | Path, votes: str | Path | Iterable[str | Pat
 
     Args:
         sheet: what ``labelling_sheet`` returned, or its list of items (``….json``).
-        votes: the files that the judges downloaded, or a folder of them.
+        votes: the files that the judges downloaded, or a folder of them (all that end in .csv, in any case, but for hidden ones).
         judges: how many there are, where they are not as many as the sheet asks for.
 
     Returns:
@@ -185,7 +189,10 @@ def read_votes(sheet: Sheet | str | Path, votes: str | Path | Iterable[str | Pat
 
     Raises:
         VotesError: a file that is malformed, incomplete or of another sheet, a judge who is there twice, another number of judges.
+        ValueError: judges is no whole number of at least 1.
     """
+    if judges is not None:
+        check_whole("judges", judges)
     there = _read_sheet(sheet.items if isinstance(sheet, Sheet) else Path(sheet))
     ballots: dict[str, tuple[Path, dict[str, bool]]] = {}
     for path in _files(votes):
@@ -342,14 +349,15 @@ def _listed(items: Sequence[Item]) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return the pictures that are asked about and the items that they belong to, as the list has them, and each picture's pixels."""
     pictures: dict[str, dict[str, Any]] = {}
     shown: list[np.ndarray] = []
+    counts: Counter[str] = Counter()
 
     def asked(picture: Tensor, shows: str, label: str, after: str | None) -> str:
         pixels = _pixels(picture, shows)
         digest = sha256(f"{label}\0{pixels.shape}\0".encode() + pixels.tobytes()).hexdigest()
         known = digest if shows == "clean" else f"{len(pictures)}"  # equal clean pictures are one question, perturbed ones never
         if known not in pictures:
-            name = f"{shows}-{sum(one['shows'] == shows for one in pictures.values()) + 1:04}"
-            pictures[known] = {"picture": name, "shows": shows, "after": after, "label": label, "digest": digest}
+            counts[shows] += 1
+            pictures[known] = {"picture": f"{shows}-{counts[shows]:04}", "shows": shows, "after": after, "label": label, "digest": digest}
             shown.append(pixels)
         return pictures[known]["picture"]
 
@@ -386,7 +394,10 @@ def _read_sheet(path: Path) -> dict[str, Any]:
 def _files(votes: str | Path | Iterable[str | Path]) -> list[Path]:
     if not isinstance(votes, (str, Path)):
         return list(map(Path, votes))
-    return sorted(Path(votes).glob("*.csv")) if Path(votes).is_dir() else [Path(votes)]
+    if not Path(votes).is_dir():
+        return [Path(votes)]
+    # A Mac leaves a hidden "._votes.csv" beside a file that it copies.
+    return sorted(path for path in Path(votes).iterdir() if path.suffix.lower() == ".csv" and not path.name.startswith("."))
 
 
 def _ballot(path: Path, sheet: Mapping[str, Any]) -> tuple[str, dict[str, bool]]:

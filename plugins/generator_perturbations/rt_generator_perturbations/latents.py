@@ -1,5 +1,6 @@
 """What a generator is given: latents and classes, drawn for each id by its own stream."""
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, check_seed, names_of
 from rt_core.traces import FrozenTensor
 from rt_generator_perturbations.layers import LATENT, add
 
-__all__ = ["Latents", "Normal", "PickedLatents", "cast", "checked_latent", "draw_latents", "joined", "moved", "parts_of"]
+__all__ = [
+    "Latents",
+    "Normal",
+    "PickedLatents",
+    "beside",
+    "cast",
+    "checked_latent",
+    "copied",
+    "draw_latents",
+    "joined",
+    "moved",
+    "parts_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,28 +34,56 @@ class Latents:
     Attributes:
         ids: one a row.
         latents: a tensor [batch, *latent], or a tuple or a dict of such, as the network takes them.
-        classes: [batch], whole numbers; None for a generator without classes.
+        classes: [batch], whole numbers of any integer dtype, kept as int64; None for a generator without classes.
+        seed: of the draw; with the ids it fixes the noise of a ``seeded`` generator.
+
+    Raises:
+        ValueError: latents that are no tensors, classes that are no tensor of whole numbers, or other rows than ids.
     """
 
     ids: tuple[str, ...]
     latents: Any
     classes: Tensor | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", tuple(map(str, self.ids)))
+        object.__setattr__(self, "ids", names_of(self.ids))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        if not (isinstance(self.latents, (Tensor, tuple, list, dict)) and all(isinstance(part, Tensor) for part in parts_of(self.latents))):
+            raise ValueError(f"latents is {_shown(self.latents)}; expected a tensor [batch, *latent], or a tuple or a dict of such")
+        if self.classes is not None and not isinstance(self.classes, Tensor):
+            raise ValueError(f"classes is {_shown(self.classes)}; expected a tensor [batch] of whole numbers, such as torch.tensor([0, 2])")
         parts = [*parts_of(self.latents), *([] if self.classes is None else [self.classes])]
-        sizes = [len(part) for part in parts]
+        sizes = [part.shape[0] if part.ndim else None for part in parts]
         if any(size != len(self.ids) for size in sizes):
             raise ValueError(f"latents and classes have {sizes} rows for {len(self.ids)} ids; each needs one row an id")
+        if self.classes is not None:
+            kind = self.classes.dtype
+            if self.classes.ndim != 1 or kind == torch.bool or kind.is_floating_point or kind.is_complex:
+                raise ValueError(f"classes is {_shown(self.classes)}; expected whole numbers [batch], the index of a class for each id")
+            object.__setattr__(self, "classes", self.classes.long())  # of fewer bits, an index would be read as a mask or not at all
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, rows: Sequence[int] | slice | Tensor) -> "Latents":
-        """Return some rows. rows: positions, a slice, or a mask [batch]"""
-        if isinstance(rows, Tensor):
-            rows = (rows.nonzero().flatten() if rows.dtype == torch.bool else rows).tolist()
-        chosen = list(range(len(self))[rows]) if isinstance(rows, slice) else [range(len(self))[row] for row in rows]
+    def select(self, rows: Sequence[int] | Sequence[bool] | slice | Tensor) -> "Latents":
+        """Return some rows.
+
+        rows: positions, a slice, or a mask [batch], as a list of bools too
+
+        Raises:
+            ValueError: a mask of another length. IndexError: a position that is not there.
+        """
+        if isinstance(rows, slice):
+            rows = range(len(self))[rows]
+        given = rows if isinstance(rows, Tensor) else torch.as_tensor(rows if hasattr(rows, "dtype") else list(rows))
+        if given.dtype == torch.bool:
+            if given.shape != (len(self),):
+                raise ValueError(f"rows is a mask of shape {list(given.shape)} for {len(self)} latents; expected one truth value each")
+            given = given.nonzero().flatten()
+        elif given.numel() and (given.is_floating_point() or given.ndim != 1):
+            raise ValueError(f"rows is {_shown(given)}; expected positions (whole numbers), a slice or a mask")
+        chosen = [range(len(self))[int(row)] for row in given.tolist()]
         return self._each(lambda part: part[chosen], tuple(self.ids[row] for row in chosen))
 
     def to(self, device: str | torch.device | None) -> "Latents":
@@ -51,7 +92,7 @@ class Latents:
 
     def _each(self, function: Callable[[Tensor], Tensor], ids: tuple[str, ...]) -> "Latents":
         classes = None if self.classes is None else function(self.classes)
-        return Latents(ids=ids, latents=_each_part(function, self.latents), classes=classes)
+        return Latents(ids=ids, latents=_each_part(function, self.latents), classes=classes, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -100,17 +141,29 @@ class PickedLatents:
 
 
 def checked_latent(latent: Any) -> Any:
-    """Return how latents are drawn: a shape as a standard normal, tuples and dicts part by part."""
+    """Return how latents are drawn: a shape as a standard normal, tuples and dicts part by part.
+
+    Raises:
+        ValueError: something else, or a tuple or dict that is nested in another.
+    """
     if callable(latent):
         return latent
+    several: Any = None
     if isinstance(latent, Mapping) and latent:
-        return {str(name): checked_latent(part) for name, part in latent.items()}
+        several = {str(name): checked_latent(part) for name, part in latent.items()}
     sizes = (latent,) if isinstance(latent, int) else latent
     if isinstance(sizes, (tuple, list)) and sizes:
-        if not all(isinstance(size, int) for size in sizes):
-            return tuple(map(checked_latent, sizes))
-        if min(sizes) > 0:
+        whole = [isinstance(size, int) and not isinstance(size, bool) for size in sizes]
+        if all(whole) and min(sizes) > 0:
             return Normal(tuple(sizes))
+        if not any(isinstance(size, bool) for size in sizes) and not all(whole):
+            several = tuple(map(checked_latent, sizes))
+    if several is not None:
+        if any(isinstance(part, (tuple, dict)) for part in parts_of(several)):
+            raise ValueError(
+                f"latent is {latent!r}; its parts must be shapes or functions, not tuples or dicts of these: put all of them side by side"
+            )
+        return several
     raise ValueError(
         f"latent is {latent!r}; expected a shape such as (128,), a function (random, ids) -> tensor, or a tuple or dict of these"
     )
@@ -149,6 +202,25 @@ def _each_part(function: Callable[[Tensor], Tensor], latents: Any) -> Any:
     return tuple(function(part) for part in latents)
 
 
+def copied(latents: Any) -> Any:
+    """Return latents that may be overwritten."""
+    return _each_part(torch.clone, latents)
+
+
+def beside(latents: Latents, classes: int | None) -> Latents:
+    """Return a latent, and another one of the same kind and another content beside it."""
+
+    def other(part: Tensor) -> Tensor:
+        if part.is_floating_point() or part.is_complex():
+            return torch.cat([part, 1 - part])
+        return torch.cat([part, part.flip(-1) if part.ndim > 1 else part])  # what else an index may be is not known
+
+    labels = latents.classes
+    if labels is not None:
+        labels = torch.cat([labels, (labels + 1) % (classes or 1)])
+    return Latents(ids=(*latents.ids, "beside"), latents=_each_part(other, latents.latents), classes=labels, seed=latents.seed)
+
+
 def cast(latents: Any, dtype: torch.dtype | None) -> Any:
     """Return latents in another dtype; whole numbers stay what they are."""
     return _each_part(lambda part: part.to(dtype) if part.is_floating_point() else part, latents)
@@ -175,3 +247,7 @@ def moved(latents: Any, perturbation: Tensor) -> Any:
         return piece.reshape(part.shape) if part.is_floating_point() else part
 
     return _each_part(replaced, latents)
+
+
+def _shown(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor) else reprlib.repr(value)

@@ -9,24 +9,25 @@ from torch import Tensor
 
 from rt_core.encoders import Encoder
 from rt_core.errors import EncoderError, RobustnessWarning
+from rt_core.randomness import SampleRandom
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import Goal
-from rt_generator_perturbations.latents import Latents
-from rt_generator_perturbations.victims import check_classifier
+from rt_generator_perturbations.latents import Latents, parts_of
+from rt_generator_perturbations.victims import check_classifier, check_finite, check_logits
 
-__all__ = ["look"]
+__all__ = ["ask", "check_answers", "check_latents", "look"]
 
-_LOOKED = 64  # items
+_LOOKED, _TWICE = 64, 2  # items
 _FAR, _MANY = 0.1, 0.05  # of a range, of all numbers: decoders without a last activation overshoot a little, or seldom
 _APART = 0.01  # of a range, root mean square: digits are 0.08 from the nearest other, what networks of random weights draw 0.005 and less
 _ENOUGH, _NEARLY_ALL = 10, 0.95  # items, share of them
 
 
-def look(generator: Generator, victims: Mapping[str, Encoder], latents: Latents, goal: Goal, *, batch: int, device: torch.device) -> None:
-    """Draw the first items and ask each victim about them; raise or warn where images or answers cannot be what was meant.
+def look(generator: Generator, victims: Mapping[str, Encoder], latents: Latents, *, batch: int) -> Tensor:
+    """Draw the first items; raise or warn where these cannot be the images that were meant, and return them on the CPU.
 
     Raises:
-        ValueError: images that a victim cannot take, images outside its bounds, or a class of the items that it has no output for.
+        ValueError: images outside a victim's bounds.
     """
     generator.shapes()
     first = latents.select(slice(0, _LOOKED))
@@ -40,12 +41,72 @@ def look(generator: Generator, victims: Mapping[str, Encoder], latents: Latents,
             drawn = (drawn - low) / (high - low)
             images = drawn.clamp(0, 1)
         _check_range(generator, victims, drawn)
-        for label, victim in victims.items():
-            with victim.in_use(device):
-                outputs = torch.cat([_asked(generator, label, victim, part) for part in images.to(device).split(batch)])
-            if goal.reads == "logits":
-                check_classifier(victim, generator, outputs.shape[1], latents.classes)
-                _check_answers(label, outputs.argmax(1), first.classes)
+    return images
+
+
+def ask(
+    generator: Generator, label: str, victim: Encoder, images: Tensor, goal: Goal, *, batch: int, classes: Tensor | None, told: bool = False
+) -> Tensor:
+    """Ask a victim about clean images, and some of them twice; raise or warn where no search can measure it. Return its outputs, on the CPU.
+
+    As in a search, a victim that draws noise of its own has generators that are seeded, and put back afterwards.
+
+    images: [items, channel, height, width], where the victim is; classes: of all items, which the goal will ask it about; told: these need no
+    check, since the user says what the items' classes are
+
+    Raises:
+        ValueError: it cannot take the images, gives probabilities where logits are read, or has no output for a class of the items.
+        EncoderError: it gives NaN or infinity for one.
+    """
+    with torch.no_grad(), SampleRandom.of(0, [label]).global_generators("look"):
+        outputs = torch.cat([_asked(generator, label, victim, part) for part in images.split(batch)])
+        first, second = (victim(images[:_TWICE]) for _ in range(2))
+    check_finite(victim, outputs)
+    if not torch.equal(first, second):
+        _warn(
+            f"victim {label!r} is not deterministic: two passes of the same images differ, so magnitudes mix its own noise with the perturbation's "
+            "effect, and hang on the batch",
+            stacklevel=4,
+        )
+    if goal.reads == "logits":
+        if not told:
+            check_classifier(victim, generator, outputs.shape[1], classes)
+        check_logits(victim, outputs)
+    return outputs
+
+
+def check_answers(label: str, outputs: Tensor, classes: Tensor | None) -> None:
+    """Warn where a classifier says one class of nearly all images, and these were not drawn of one.
+
+    outputs: [items, classes]; classes: [items], or None
+    """
+    said = outputs.argmax(1)
+    items, (most, times) = len(said), _commonest(said)
+    meant = classes is not None and _commonest(classes[:items])[1] >= _NEARLY_ALL * items
+    if items >= _ENOUGH and times >= _NEARLY_ALL * items and not meant:
+        _warn(
+            f"victim {label!r} says class {most} of {times} of {items} clean images; look whether its trained weights are loaded, and whether it sees "
+            "the range, normalization and size that it was trained on",
+            stacklevel=4,
+        )
+
+
+def check_latents(latents: Latents) -> None:
+    """Raise unless there are latents, of finite numbers.
+
+    Raises:
+        ValueError: see above.
+    """
+    if not len(latents):
+        raise ValueError("latents hold no items; give at least one, such as generator.draw(range(10))")
+    broken = torch.zeros(len(latents), dtype=torch.bool)
+    for part in parts_of(latents.latents):
+        broken |= (~part.isfinite()).reshape(len(part), -1).any(1).cpu()
+    if broken.any():
+        first = latents.ids[int(broken.nonzero()[0])]
+        raise ValueError(
+            f"latents of {int(broken.sum())} of {len(latents)} items hold NaN or infinity, such as of {first!r}; give finite ones, as generator.draw does"
+        )
 
 
 def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Tensor) -> None:
@@ -81,16 +142,6 @@ def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Te
         )
 
 
-def _check_answers(label: str, said: Tensor, classes: Tensor | None) -> None:
-    items, (most, times) = len(said), _commonest(said)
-    meant = classes is not None and _commonest(classes)[1] >= _NEARLY_ALL * items
-    if items >= _ENOUGH and times >= _NEARLY_ALL * items and not meant:
-        _warn(
-            f"victim {label!r} says class {most} of {times} of {items} clean images; look whether its trained weights are loaded, and whether it sees "
-            "the range, normalization and size that it was trained on"
-        )
-
-
 def _asked(generator: Generator, label: str, victim: Encoder, images: Tensor) -> Tensor:
     try:
         return victim(images).cpu()
@@ -120,5 +171,5 @@ def _commonest(classes: Tensor) -> tuple[int, int]:
     return int(values[place]), int(counts[place])
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, RobustnessWarning, stacklevel=5)
+def _warn(message: str, *, stacklevel: int = 5) -> None:
+    warnings.warn(message, RobustnessWarning, stacklevel=stacklevel)

@@ -22,15 +22,18 @@ _COLORS = ((0, 90, 160), (200, 80, 0), (0, 130, 90), (150, 60, 140), (110, 110, 
 _INK, _PAPER, _FRAME = (20, 20, 20), (255, 255, 255), (200, 60, 40)
 _FAINT, _GRID = (150, 150, 150), (230, 230, 230)
 _LETTERS, _LINE, _GAP, _MOST_TICKS = 12, 18, 40, 10  # pixels, and a number
+_DIGITS = 1e-6  # by which a magnitude may miss itself after it was written and read
+_OF_VOTES = ("item", "victim", "group", "label", "magnitude", "clean_kept", "kept", "judged_by")
 _AXIS = "magnitude, standard deviations, log scale"
 
 
 def cumulative(
-    results: Results, magnitudes: Sequence[float] | None = None, *, votes: pd.DataFrame | None = None, level: float = 0.95
+    results: Results, magnitudes: float | Sequence[float] | None = None, *, votes: pd.DataFrame | None = None, level: float = 0.95
 ) -> pd.DataFrame:
     """Return the share of all items for which a perturbation of at most each magnitude succeeds: the paper's curves, slower is more robust.
 
-    All items that were not skipped count, also those for which nothing was found up to the limit. With votes there is a second reading,
+    All items that were not skipped count, also those for which nothing was found up to the limit; not those that were lost, since their victim gave
+    something that is not finite. With votes there is a second reading,
     label-keeping: a success is one whose perturbed picture kept its class, among the items whose clean picture truly shows it. The intervals
     are a band: at magnitudes that are fixed beforehand they hold for all of a curve at once with probability ``level`` (Clopper-Pearson, or by
     pair where items imitate each other in pairs, at the level that Bonferroni gives). With a single magnitude this is the reading without
@@ -38,25 +41,25 @@ def cumulative(
 
     Args:
         results: of ``granularity_curve``.
-        magnitudes: where to read; None takes 25 of each group, evenly spread on a log scale from where the search starts to its limit.
-        votes: what ``read_votes`` or ``judge_votes`` returns. An item's clean picture is judged once for all groups; items
-            whose clean picture was not judged are left out, and counted.
+        magnitudes: where to read, one or several; None takes 25 of each group, evenly spread on a log scale from where the search starts to its limit.
+        votes: what ``read_votes`` or ``judge_votes`` returns, of these very results' pictures: labels and magnitudes are compared. An item's clean
+            picture is judged once for all groups; items whose clean picture was not judged are left out, and counted.
 
     Returns:
         Columns encoder, attack, aim, reading (``"raw"``, ``"label-keeping"``), judged_by, magnitude, share, low, high, reached, n (the share's
         denominator), skipped, not_kept (clean pictures that do not show their class), unjudged, items (all that were drawn).
 
     Raises:
-        ValueError: no magnitudes, results of an earlier version that do not say where to read, or a perturbed picture that was found and not judged.
+        ValueError: no magnitudes, or such as are none; results of an earlier version that do not say where to read; votes of other pictures, the
+            same ones twice, or a perturbed picture that was found and not judged.
     """
     frame = _magnitudes(results)
-    if magnitudes is not None and not len(magnitudes):
-        raise ValueError("magnitudes is empty; give those at which to read, or None")
-    judged = None if votes is None else _judged(frame, votes)
+    given = None if magnitudes is None else _checked(magnitudes)
+    judged = None if votes is None else _judged(results, frame, votes)
     rows: list[list[Any]] = []
     pairs, seed = _pairs(results), results.manifest["seed"]
     for (encoder, attack, aim), part in frame.groupby(["encoder", "attack", "aim"], sort=False):
-        at = _places(attack, results.manifest["plan"]["attacks"][attack]) if magnitudes is None else magnitudes
+        at = _places(attack, results.manifest["plan"]["attacks"][attack]) if given is None else given
         own = part[part["value"].notna()]
         skipped, items = len(part) - len(own), len(part)
         about = [encoder, attack, aim]
@@ -127,7 +130,7 @@ def ratios(results: Results, first: str, second: str, *, level: float = 0.95) ->
     return pd.DataFrame(rows, columns=columns)
 
 
-def trade_off(results: Results, votes: pd.DataFrame, magnitudes: Sequence[float]) -> pd.DataFrame:
+def trade_off(results: Results, votes: pd.DataFrame, magnitudes: float | Sequence[float]) -> pd.DataFrame:
     """Return what a fixed maximum magnitude, the paper's alternative to people, would have got wrong by the votes.
 
     A maximum counts every success up to it: those that lost their class are its false positives. It counts none beyond: those that kept it
@@ -138,15 +141,15 @@ def trade_off(results: Results, votes: pd.DataFrame, magnitudes: Sequence[float]
         their class): numbers of items whose clean picture truly shows its class.
 
     Raises:
-        ValueError: a perturbed picture that was found and not judged.
+        ValueError: as for ``cumulative``.
     """
-    frame = _magnitudes(results)
-    judged = _judged(frame, votes)
+    frame, maxima = _magnitudes(results), _checked(magnitudes)
+    judged = _judged(results, frame, votes)
     rows = []
     for (encoder, attack), part in frame.groupby(["encoder", "attack"], sort=False):
         own = part[np.isfinite(part["value"]) & (judged.loc[part.index, "clean_kept"] == 1)]
         kept, value = judged.loc[own.index, "kept"].to_numpy() == 1, own["value"].to_numpy()
-        for magnitude in magnitudes:
+        for magnitude in maxima:
             within = value <= magnitude
             rows.append([encoder, attack, magnitude, within.sum(), (within & ~kept).sum(), (~within & kept).sum(), kept.sum()])
     return pd.DataFrame(rows, columns=["encoder", "attack", "magnitude", "counted", "false_positives", "false_negatives", "kept"])
@@ -158,7 +161,7 @@ def judged_items(results: Results, *, names: Sequence[str] | None = None) -> lis
     names: of the classes, in order; their numbers unless given
 
     Raises:
-        ValueError: the goal has no classes, so there is nothing to ask.
+        ValueError: the goal has no classes, so there is nothing to ask; or there are fewer names than classes.
     """
     from torch import from_numpy
 
@@ -166,6 +169,8 @@ def judged_items(results: Results, *, names: Sequence[str] | None = None) -> lis
     if notes.empty:
         raise ValueError("these results have no labels: the goal knows no classes, and people can only be asked about classes")
     labels = notes.set_index(["encoder", "attack", "sample"])["value"]
+    if names is not None and (last := int(labels.max())) >= len(names):
+        raise ValueError(f"names has {len(names)} names, and there are items of class {last}; give one for each class, in order from 0 on")
     gallery, items = results.gallery, []
     for place, row in enumerate(gallery.about.itertuples()):
         label = int(labels[row.encoder, row.attack, row.sample])
@@ -283,7 +288,7 @@ def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image
 
     Below a clean picture stands its class and, of targeted ones, what the victim was made to say; below each perturbed one its magnitude.
     Where nothing was reached up to the limit, the last attempt is shown in a frame. Pictures are scaled by whole numbers, without smoothing,
-    to about ``pixels`` a side.
+    to about ``pixels`` at the longer side.
 
     Raises:
         ValueError: no pictures were kept.
@@ -293,9 +298,10 @@ def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image
         raise ValueError("no pictures were kept; give granularity_curve(…, pictures=) a number above 0")
     groups, encoders = ([*dict.fromkeys(about[name])] for name in ("attack", "encoder"))
     groups = [group for group in results.manifest["plan"]["attacks"] if group in groups] or groups
-    side = results.gallery.adversarial.shape[-1]
-    tile = side * max(1, round(pixels / side))
-    width, height, head = tile + 12, tile + 22, 22
+    tall, wide = results.gallery.adversarial.shape[-2:]
+    factor = max(1, round(pixels / max(tall, wide)))
+    tall, wide = tall * factor, wide * factor
+    width, height, head = max(wide, tall) + 12, tall + 22, 22
     shown = {encoder: [*dict.fromkeys(about.loc[about["encoder"] == encoder, "sample"])][:items] for encoder in encoders}
     size = (len(groups) + 1) * width + 12, sum(head + len(samples) * height for samples in shown.values()) + head
     image, top = Image.new("RGB", size, _PAPER), head
@@ -308,18 +314,18 @@ def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image
         pen.text((12, top + 4), f"victim {encoder}", fill=_INK)
         top += head
         for sample in samples:
-            image.paste(_tile(results.gallery.originals[sample], tile), (12, top))
-            pen.text((12, top + tile + 3), asked.get((encoder, sample), ""), fill=_INK)
+            image.paste(_tile(results.gallery.originals[sample], wide, tall), (12, top))
+            pen.text((12, top + tall + 3), asked.get((encoder, sample), ""), fill=_INK)
             for column, group in enumerate(groups, start=1):
                 place = places.get((encoder, group, sample))
                 if place is None:
                     continue
                 corner = 12 + column * width, top
-                image.paste(_tile(results.gallery.adversarial[place], tile), corner)
+                image.paste(_tile(results.gallery.adversarial[place], wide, tall), corner)
                 value = float(about["divergence"].iloc[place])
-                pen.text((corner[0], top + tile + 3), f"{value:.3g}" if math.isfinite(value) else "not reached", fill=_INK)
+                pen.text((corner[0], top + tall + 3), f"{value:.3g}" if math.isfinite(value) else "not reached", fill=_INK)
                 if not math.isfinite(value):
-                    pen.rectangle((corner[0] - 2, top - 2, corner[0] + tile + 1, top + tile + 1), outline=_FRAME, width=2)
+                    pen.rectangle((corner[0] - 2, top - 2, corner[0] + wide + 1, top + tall + 1), outline=_FRAME, width=2)
             top += height
     return image
 
@@ -364,9 +370,30 @@ def _curve(
         yield [*about, magnitude, found.estimate, found.low, found.high, int(within.sum()), len(values), *counts]
 
 
-def _judged(frame: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
+def _checked(magnitudes: float | Sequence[float]) -> list[float]:
+    """Return one or several magnitudes as a list."""
+    try:
+        given = np.atleast_1d(np.asarray(magnitudes, dtype=np.float64)) if not isinstance(magnitudes, str) else None
+    except (TypeError, ValueError):
+        given = None
+    if given is None or given.ndim > 1:
+        raise ValueError(f"magnitudes is {magnitudes!r:.60}; expected one number, or several, such as [0.1, 0.3, 1.0]")
+    if not len(given):
+        raise ValueError("magnitudes is empty; give those at which to read, or None")
+    if strange := [one for one in given.tolist() if not 0 <= one < math.inf]:
+        raise ValueError(f"magnitudes holds {strange[0]:g}; expected finite numbers of at least 0")
+    return given.tolist()
+
+
+def _judged(results: Results, frame: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
     """Return for each row of the frame whether its clean and its perturbed picture kept their class: 1, 0, or NaN where nobody was asked."""
+    if missing_columns := [name for name in _OF_VOTES if name not in votes.columns]:
+        raise ValueError(f"votes lack the columns {', '.join(missing_columns)}; give what read_votes or judge_votes returns")
     known = votes.assign(item=votes["item"].astype(str)).set_index(["item", "victim", "group"])
+    if known.index.has_duplicates:
+        item, victim, group = known.index[known.index.duplicated()][0]
+        raise ValueError(f"votes hold item {item!r} for victim {victim!r}, group {group!r}, more than once; give each item's votes once")
+    _check_same(results, frame, known)
     # By victim as well: without classes, what a picture is asked about is what its victim says.
     clean = known.groupby(["item", "victim"])["clean_kept"].first()
     rows = pd.MultiIndex.from_frame(frame[["sample", "encoder", "attack"]])
@@ -388,7 +415,37 @@ def _judged(frame: pd.DataFrame, votes: pd.DataFrame) -> pd.DataFrame:
     return judged
 
 
-def _tile(picture: np.ndarray, side: int) -> Image.Image:
+def _check_same(results: Results, frame: pd.DataFrame, votes: pd.DataFrame) -> None:
+    """Raise where votes are of other pictures than these results': ids repeat between runs, labels and magnitudes do not.
+
+    votes: by item, victim and group
+    """
+    keys = ["sample", "encoder", "attack"]
+    found = frame.set_index(keys)["value"]
+    found.index.names = votes.index.names
+    both = votes[["label", "magnitude"]].join(found.rename("found"), how="inner")
+    if both.empty:
+        there = (f"item {item!r} for victim {victim!r}, group {group!r}" for item, victim, group in (votes.index[0], found.index[0]))
+        raise ValueError("votes are of none of these results' items; they hold {}, the results {}: read them with their own".format(*there))
+    same = np.isclose(both["magnitude"].to_numpy(np.float64), both["found"].to_numpy(), rtol=_DIGITS, atol=0)
+    if not same.all():
+        (item, victim, group), row = both.index[~same][0], both[~same].iloc[0]
+        raise ValueError(
+            f"votes are of other pictures: item {item!r} for victim {victim!r}, group {group!r}, was judged at magnitude {row['magnitude']:.6g} and has "
+            f"{row['found']:.6g} here, as have {int((~same).sum())} of {len(both)}; give those on the sheet of these results' judged_items"
+        )
+    notes = results.notes[results.notes["name"] == "label"]
+    numbers = notes.set_index(keys)["value"]
+    numbers.index.names = votes.index.names
+    called = both.join(numbers.rename("number"), how="inner").groupby("number")["label"].unique()
+    if len(mixed := called[called.map(len) > 1]):
+        raise ValueError(
+            f"votes are of other pictures: items of class {mixed.index[0]:.0f} were judged as {' and as '.join(map(repr, mixed.iloc[0][:2]))}; give those on "
+            "the sheet of these results' judged_items"
+        )
+
+
+def _tile(picture: np.ndarray, width: int, height: int) -> Image.Image:
     pixels = np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
     whole = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
-    return whole.resize((side, round(side * pixels.shape[0] / pixels.shape[1])), Image.Resampling.NEAREST)
+    return whole.resize((width, height), Image.Resampling.NEAREST)

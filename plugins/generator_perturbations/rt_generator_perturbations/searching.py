@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from rt_core.encoders import Encoder
 from rt_core.naming import did_you_mean
 from rt_core.perturbing import check_batch
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, check_seed
 from rt_core.traces import check_number, check_whole, lengths, per_sample
 from rt_generator_perturbations.generators import Generator
-from rt_generator_perturbations.goals import Goal, Objective, check_targets, find_goal, with_bank
+from rt_generator_perturbations.goals import Goal, Objective, check_inputs_of, check_target_classes, check_targets, find_goal, with_bank
 from rt_generator_perturbations.latents import Latents
-from rt_generator_perturbations.victims import check_bounds, check_classifier, check_generator
+from rt_generator_perturbations.looking import ask, check_latents
+from rt_generator_perturbations.victims import check_bounds, check_finite, check_generator
 
 __all__ = ["NORMS", "Coordinates", "Found", "PerturbationModel", "Relaxation", "perturbation_model", "search"]
 
 NORMS = ("rms", "l2", "layer_max")
 _START, _LIMIT = 0.01, 5.0  # standard deviations
+_MOST = 10_000  # radii
 _INSIDE = 1 - 1e-6  # of a radius: lengths are measured in float32 there, and what is found in float64
 
 
@@ -72,7 +74,7 @@ class Relaxation:
         if not self.growth > 1:
             raise ValueError(f"growth is {self.growth:g}; a radius grows by a factor above 1, such as 1.1")
         check_whole("steps_per_radius", self.steps_per_radius)
-        if not isinstance(self.refine, int) or self.refine < 0:
+        if not isinstance(self.refine, int) or isinstance(self.refine, bool) or self.refine < 0:
             raise ValueError(f"refine is {self.refine!r}; expected a whole number of halvings, 0 for none")
         if self.start is not None and self.limit is not None and self.start > self.limit:
             raise ValueError(f"start is {self.start:g} and limit {self.limit:g}; the radius grows from start to limit")
@@ -94,12 +96,20 @@ class Relaxation:
         """Return every radius in ascending order, the last of them ``limit`` itself.
 
         size: how many numbers the chosen layers have for one image
+
+        Raises:
+            ValueError: they are more than 10,000.
         """
         unit = math.sqrt(size) if self.norm == "l2" else 1.0
         start, limit = self.start, self.limit
         if start is None:
             start = _START * unit if limit is None else min(_START * unit, limit)
         limit = max(_LIMIT * unit, start) if limit is None else limit
+        if (count := math.log(limit / start) / math.log(self.growth) + 1) > _MOST:
+            raise ValueError(
+                f"growth is {self.growth!r}; from {start:g} to {limit:g} these are {count:,.0f} radii, and at most {_MOST:,} are expected: say a larger "
+                "growth, such as 1.1, or a start nearer to the limit"
+            )
         return [*itertools.takewhile(lambda radius: radius < limit, (start * self.growth**power for power in itertools.count())), limit]
 
 
@@ -155,6 +165,13 @@ class Coordinates:
         [batch, *shape] for each layer -> [batch, size]
         """
         return torch.cat([(part / unit).flatten(1) for part, unit in zip(parts, self._units, strict=True)], dim=1)
+
+    def moved(self, rows: Tensor) -> Tensor:
+        """Return q with 0 for neurons whose scale is 0: they move nothing, and must not count. [batch, size] -> same shape"""
+        alive = [
+            (self._neurons[layer] > 0).float() if layer in self._neurons else torch.ones(shape) for layer, shape in self.shapes.items()
+        ]
+        return rows * torch.cat([one.flatten() for one in alive]).to(rows)
 
     def perturbations(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return p as the generator takes it: {layer: [batch, *shape]}."""
@@ -219,10 +236,12 @@ class Coordinates:
 class Found:
     """What a search found; all on the CPU, and measured again on the images that are returned.
 
-    reached: [batch], bool; magnitude: [batch] float64, infinity where the goal was not reached up to the limit; first: [batch], the magnitude
-    at which it was first reached, before it was shortened; steps: [batch], gradient steps until then; stuck: [batch], items whose slope was
-    zero (or not finite) at every step; perturbations: {layer: [batch, *shape]}, float32, the last ones where nothing was reached; clean_images, images: [batch,
-    channel, height, width]; clean, outputs: [batch, dim], the victim's; labels, targets: what the goal was given, or None.
+    reached: [batch], bool; magnitude: [batch] float64, infinity where the goal was not reached up to the limit, NaN where the item was lost; first:
+    [batch], the magnitude at which it was first reached, before it was shortened; steps: [batch], gradient steps until then; stuck: [batch], items
+    whose slope was zero (or not finite) at every step; lost: [batch], items that did not reach the goal and of which the victim's output, or its
+    slope, was not finite on the way, so that nothing is known of them; perturbations: {layer: [batch, *shape]}, float32, the last ones where
+    nothing was reached; clean_images, images: [batch, channel, height, width]; clean, outputs: [batch, dim], the victim's; labels, targets: what
+    the goal was given, or None.
     """
 
     ids: tuple[str, ...]
@@ -231,6 +250,7 @@ class Found:
     first: Tensor
     steps: Tensor
     stuck: Tensor
+    lost: Tensor
     perturbations: Mapping[str, Tensor]
     clean_images: Tensor
     images: Tensor
@@ -243,19 +263,20 @@ class Found:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"Found({int(self.reached.sum())} of {len(self)} reached, median magnitude {self.magnitude.median():.3g})"
+        return f"Found({int(self.reached.sum())} of {len(self)} reached, median magnitude {self.magnitude.nanmedian():.3g})"
 
     @property
     def status(self) -> tuple[str, ...]:
-        """Return ``"reached"`` or ``"not reached"`` for each item."""
-        return tuple("reached" if there else "not reached" for there in self.reached.tolist())
+        """Return ``"reached"``, ``"not reached"`` or ``"not finite"`` (lost) for each item."""
+        words = {(True, False): "reached", (False, False): "not reached", (False, True): "not finite"}
+        return tuple(words[both] for both in zip(self.reached.tolist(), self.lost.tolist(), strict=True))
 
 
 def search(
     generator: Generator,
     victim: Encoder,
     latents: Latents,
-    goal: str | Goal = "target",
+    goal: str | Goal | type[Goal] = "target",
     *,
     layers: Sequence[str],
     scales: Mapping[str, Any] | None = None,
@@ -269,14 +290,16 @@ def search(
     """Find the smallest perturbation of some layers with which the generator's image makes a victim do what the goal says.
 
     A step costs one forward pass and one gradient of generator and victim, and nothing else; besides, there are the clean pass, one
-    forward pass for each halving of the bisection, and a last one in which everything is measured again. Items leave a batch after the
+    forward pass for each halving of the bisection, and a last one in which everything is measured again; and before all a look at two images,
+    which the victim is asked about three times. Items leave a batch after the
     radius at which they reach the goal. Apart from the last bits of networks whose rows are not independent of the rows beside them, what is
-    found for an item depends on its id and the seed, not on the batch or the order.
+    found for an item depends on its id and the seed, not on the batch or the order. A victim that draws noise of its own is warned of; its noise
+    follows from seed and batch, and the global generators are left as they were.
 
     Args:
         generator, victim: a ``Generator``, and an ``Encoder`` whose outputs are logits or representations.
         latents: of the items, such as ``generator.draw(range(100), seed=0)`` gives.
-        goal: a name (``GOALS``) or a ``Goal``.
+        goal: a name (``GOALS``), a ``Goal``, or a kind of it, with its default options.
         layers: the names of the layers that are perturbed together, ``"latent"`` and ``"image"`` among them if wanted.
         scales: {layer: scale}; ``generator.scales()`` unless given.
         labels: [batch], the items' classes; unless given, those that they were drawn of, or else what the victim says of the clean images.
@@ -286,28 +309,57 @@ def search(
         relaxation: the fields of ``Relaxation``.
 
     Raises:
-        ValueError: a parameter out of its range, no items, a goal that lacks what it needs or is given what it has not, or a victim of other
-            bounds than the generator's images.
+        ValueError: a parameter out of its range, no items, latents that are not finite, a goal that lacks what it needs or is given what it has not,
+            a target that is the item's own class, a victim of other bounds than the generator's images, or one that gives probabilities to a goal
+            of classes.
+        EncoderError: the victim gives NaN or infinity for a clean image.
+        InvalidInputs: a bank of inputs that are none of the victim's.
         LayerError: no such layer.
     """
     check_generator(generator)
     check_bounds(victim, generator)
+    seed = check_seed(seed)
+    check_latents(latents)
     schedule, wanted, whole, size = Relaxation.of(relaxation, search), find_goal(goal), len(latents), check_batch(batch)
     chosen = generator.groups({"layers": list(layers)})["layers"]
     check_targets(wanted, targets)
-    if not whole:
-        raise ValueError("latents hold no items; give at least one, such as generator.draw(range(10))")
+    check_inputs_of(wanted, victim)
     for what, given in (("labels", labels), ("targets", targets)):
         if given is not None and len(given) != whole:
             raise ValueError(f"{len(given)} {what} for {whole} items; give one an item")
     with torch.inference_mode(False), generator.in_use(device), victim.in_use(device):
+        with torch.no_grad():
+            images = generator(latents.select(slice(0, 2)))
+        said = ask(generator, victim.name, victim, images, wanted, batch=size, classes=latents.classes, told=labels is not None)
+        if targets is not None and wanted.reads == "logits":
+            check_target_classes(targets, said.shape[1], latents.classes if labels is None else labels, latents.ids)
+        coordinates = coordinates_of(generator, chosen, generator.scales(layers=chosen) if scales is None else scales, schedule.norm)
+        schedule.radii(coordinates.size)  # raises where they are too many
         wanted = with_bank(wanted, victim, lambda count: further_draws(generator, count, seed, size), batch=size, seed=seed)
-        coordinates = coordinates_of(generator, chosen, generator.scales() if scales is None else scales, schedule.norm)
-        found = []
-        for start in range(0, whole, size):
-            rows = slice(start, start + size)
-            own_labels, own_targets = (None if given is None else given[rows] for given in (labels, targets))
-            found.append(_searched(generator, victim, latents.select(rows), wanted, coordinates, schedule, own_labels, own_targets, seed))
+        return searched(generator, victim, latents, wanted, coordinates, schedule, labels=labels, targets=targets, seed=seed, batch=size)
+
+
+def searched(
+    generator: Generator,
+    victim: Encoder,
+    latents: Latents,
+    goal: Goal,
+    coordinates: Coordinates,
+    schedule: Relaxation,
+    *,
+    labels: Tensor | None,
+    targets: Tensor | None,
+    seed: int,
+    batch: int,
+) -> Found:
+    """Do what ``search`` does once everything was looked at; the goal has its bank, and generator and victim are held in use."""
+    found = []
+    for start in range(0, len(latents), batch):
+        rows = slice(start, start + batch)
+        own_labels, own_targets = (None if given is None else given[rows] for given in (labels, targets))
+        part = latents.select(rows)
+        with SampleRandom.of(seed, part.ids).global_generators("search"):
+            found.append(_searched(generator, victim, part, goal, coordinates, schedule, own_labels, own_targets, seed))
     return _together(found)
 
 
@@ -422,8 +474,9 @@ def perturbation_model(
             raise ValueError(
                 f"limit is {limit:g}; it must be positive, since inputs in [0, 1] span that many standard deviations to each side"
             )
+    check_latents(latents)
     chosen = generator.groups({"layers": list(layers)})["layers"]
-    coordinates = coordinates_of(generator, chosen, generator.scales() if scales is None else scales, norm)
+    coordinates = coordinates_of(generator, chosen, generator.scales(layers=chosen) if scales is None else scales, norm)
     return PerturbationModel(generator, victim, latents, coordinates, limit)
 
 
@@ -442,35 +495,37 @@ def _searched(
     random = SampleRandom.of(seed, latents.ids)
     clean_images = generator(latents)
     clean = victim(clean_images)
+    check_finite(victim, clean)
     if labels is None and goal.reads == "logits":
-        check_classifier(victim, generator, clean.shape[1], latents.classes)
         labels = latents.classes if latents.classes is not None else clean.argmax(1)
     objective = goal.objective(clean, labels=labels, targets=targets, random=random)
     view = _View(generator, victim, latents, coordinates, objective)
     radii = schedule.radii(coordinates.size)
     start = torch.zeros(len(latents), coordinates.size, device=clean.device)
     if goal.start == "random":
-        start = random.normal("start", (coordinates.size,)).to(start)
+        start = coordinates.moved(random.normal("start", (coordinates.size,)).to(start))
         start = start * (radii[0] / coordinates.magnitude(coordinates.parts(start)).to(start))[:, None]
-    whole, steps, stuck = _relaxed(view, coordinates.parts(start), radii, schedule)
+    whole, steps, stuck, lost = _relaxed(view, coordinates.parts(start), radii, schedule)
     coordinates.project(whole, radii[-1], exact=True)
     factor, ended = _shortened(view, whole, schedule.refine)
 
     def measured() -> tuple[Tensor, Tensor, Tensor]:
         made = generator(latents, coordinates.perturbations(_times(whole, factor)))
         said = victim(made)
-        return made, said, objective(said) < 0
+        return made, said, (objective(said) < 0) & said.isfinite().all(1)
 
     images, outputs, reached = measured()
-    if bool((lost := ended & ~reached).any()):  # passes that differ in last bits: what was shortened to the very edge falls back
-        factor = torch.where(lost, 1, factor)
+    if bool((missed := ended & ~reached).any()):  # passes that differ in last bits: what was shortened to the very edge falls back
+        factor = torch.where(missed, 1, factor)
         again = measured()
         images, outputs, reached = (
-            torch.where(per_sample(lost, new), new, old) for new, old in zip(again, (images, outputs, reached), strict=True)
+            torch.where(per_sample(missed, new), new, old) for new, old in zip(again, (images, outputs, reached), strict=True)
         )
     parts = _times(whole, factor)
     perturbations = coordinates.perturbations(parts)
-    first, magnitude = (torch.where(reached, coordinates.magnitude(one), math.inf) for one in (whole, parts))
+    lost = (lost | ~outputs.isfinite().all(1)) & ~reached
+    instead = torch.where(lost, math.nan, math.inf)
+    first, magnitude = (torch.where(reached, coordinates.magnitude(one), instead) for one in (whole, parts))
     return Found(
         ids=latents.ids,
         reached=reached.cpu(),
@@ -478,6 +533,7 @@ def _searched(
         first=first.cpu().double(),
         steps=steps.cpu(),
         stuck=stuck.cpu(),
+        lost=lost.cpu(),
         perturbations={layer: values.cpu() for layer, values in perturbations.items()},
         clean_images=clean_images.cpu(),
         images=images.cpu(),
@@ -515,8 +571,9 @@ class _View:
         return replace(self, latents=self.latents.select(rows), objective=self.objective.select(rows))
 
 
-def _relaxed(view: _View, parts: list[Tensor], radii: Sequence[float], schedule: Relaxation) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the first perturbations that reach the goal, or the last of all; how many steps that took, and which never had a slope.
+def _relaxed(view: _View, parts: list[Tensor], radii: Sequence[float], schedule: Relaxation) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Return the first perturbations that reach the goal, or the last of all; how many steps that took, which never had a slope, and of which
+    loss or slope was not finite.
 
     Within a radius, rows that have reached it stay where they are: looking who they are, to drop them, waits for the device. Rows that became
     NaN, since their slope was, are dropped as well, and come back as they began.
@@ -524,6 +581,7 @@ def _relaxed(view: _View, parts: list[Tensor], radii: Sequence[float], schedule:
     found = [part.clone() for part in parts]
     left = torch.arange(len(parts[0]), device=parts[0].device)
     steps, stuck = torch.zeros_like(left), torch.ones_like(left, dtype=torch.bool)
+    lost = torch.zeros_like(stuck)
     gain = torch.ones_like(left, dtype=torch.float32)
     for radius in radii:
         still = stuck[left]
@@ -536,15 +594,16 @@ def _relaxed(view: _View, parts: list[Tensor], radii: Sequence[float], schedule:
             # A slope may be so small that its squares are 0, or it is in half precision; the largest gain is near the largest float32.
             gain = torch.where(flat, (gain * 2**12).clamp(max=2.0**120), gain)
             steps[left] += ~done
-        stuck[left] = still
-        ended, on = (rows.nonzero().flatten() for rows in ((done | (radius == radii[-1])) & length.isfinite(), ~done & length.isfinite()))
+        finite = length.isfinite()
+        stuck[left], lost[left] = still, lost[left] | ~(finite & loss.isfinite())
+        ended, on = (rows.nonzero().flatten() for rows in ((done | (radius == radii[-1])) & finite, ~done & finite))
         for whole, part in zip(found, parts, strict=True):
             whole[left[ended]] = part[ended]
         if not len(on):
             break
         if len(on) < len(left):
             left, gain, parts, view = left[on], gain[on], [part[on] for part in parts], view.select(on)
-    return found, steps, stuck & (steps > 0)
+    return found, steps, stuck & (steps > 0), lost
 
 
 def _shortened(view: _View, parts: Sequence[Tensor], halvings: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rt_core.encoders import Encoder
-from rt_core.errors import RobustnessWarning
+from rt_core.errors import EncoderError, RobustnessWarning
 from rt_core.registry import Use, use
 from rt_generator_perturbations.generators import Generator
 
-__all__ = ["check_bounds", "check_classifier", "check_generator", "classifier", "victims_of"]
+__all__ = ["check_bounds", "check_classifier", "check_finite", "check_generator", "check_logits", "classifier", "victims_of"]
+
+_ROUNDED = 5e-3  # by which probabilities of half precision may miss a sum of 1
 
 
 class _Classifier(Encoder):
@@ -82,6 +84,40 @@ def check_classifier(victim: Encoder, generator: Generator, outputs: int, labels
         return
     taken = "this goal takes the largest output for what it says, and any output for a class"
     warnings.warn(f"victim {victim.name!r} {said}; {taken}: {remedy}", RobustnessWarning, stacklevel=4)
+
+
+def check_logits(victim: Encoder, outputs: Tensor) -> None:
+    """Raise where a victim gives probabilities to a goal that reads logits: decisions are the same, and magnitudes are not.
+
+    A search follows the normalized slope of a margin, and the margin of probabilities has another slope than that of their logits. Logarithms of
+    probabilities are as good as logits: they differ from them by one number an image, which no margin sees.
+
+    outputs: [items, classes], of clean images
+
+    Raises:
+        ValueError: no output is negative, and those of each image sum to 1.
+    """
+    if outputs.shape[1] > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < _ROUNDED).all()):
+        raise ValueError(
+            f"victim {victim.name!r} gives probabilities (no output on {len(outputs)} clean images is negative, and those of each sum to 1); expected "
+            "logits, since a search that follows probabilities finds other magnitudes for the same decisions: leave out its last softmax, or take "
+            f"logarithms, classifier(lambda images: network(images).log(), name={victim.name!r})"
+        )
+
+
+def check_finite(victim: Encoder, outputs: Tensor) -> None:
+    """Raise where a victim gave something for clean images that is no number.
+
+    outputs: [items, dim]
+
+    Raises:
+        EncoderError: with how many.
+    """
+    if broken := int((~outputs.isfinite()).any(1).sum()):
+        raise EncoderError(
+            f"victim {victim.name!r} gave NaN or infinity for {broken} of {len(outputs)} clean images; no magnitude can be read from such outputs: "
+            "look what it does with these images, or leave them out"
+        )
 
 
 def victims_of(given: Any) -> dict[str, Encoder]:

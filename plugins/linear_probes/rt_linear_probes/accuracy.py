@@ -11,8 +11,8 @@ from torch import Tensor
 from rt_core.errors import MissingLabels, RobustnessWarning
 from rt_core.neighbors import Bank
 from rt_core.perturbing import represent_rows
-from rt_core.traces import Context, Trace
-from rt_linear_probes.probes import Probe, as_probe
+from rt_core.traces import Context, Trace, check_whole
+from rt_linear_probes.probes import Probe, as_probe, check_labels, check_told
 
 __all__ = ["AttackSuccess", "LowpassGap", "ProbeTop1", "ProbeTop5", "RobustAccuracy", "probe_accuracy"]
 
@@ -27,14 +27,16 @@ def probe_accuracy(probe: Probe, representations: Tensor, labels: Tensor | Seque
     representations: [n, dim]; labels: [n], as the dataset has them, a tensor or numbers -> [n] float64, 0 or 1
 
     Raises:
-        ValueError: a probe that is not fitted, or has no more than k classes, so that it would always be right.
+        InvalidInputs, ShapeError: labels that are not one class a representation.
+        ValueError: representations that are not finite, a probe that is not fitted, or has no more than k classes, so that it would always be
+            right.
     """
-    logits = probe.logits(representations.double())
-    if k > 1 and logits.shape[1] <= k:
+    logits = check_told(probe.logits(representations.double()))
+    if check_whole("k", k) > 1 and logits.shape[1] <= k:
         raise ValueError(
             f"k is {k}, and the probe has {logits.shape[1]} classes, so that top-{k} says nothing; give more classes, or take top-1"
         )
-    classes, wanted = probe.classes.on(logits.device), torch.as_tensor(labels, device=logits.device).long()
+    classes, wanted = probe.classes.on(logits.device), check_labels(labels, len(logits)).to(logits.device)
     strange = wanted[~torch.isin(wanted, classes)].unique().tolist()
     if strange:
         named = ", ".join(map(str, strange[:_FEW])) + (", …" if len(strange) > _FEW else "")

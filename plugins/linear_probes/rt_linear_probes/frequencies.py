@@ -42,6 +42,7 @@ def lowpass(inputs: Tensor, radius: float | None = None, *, bounds: tuple[Any, A
     if not radius > 0:
         raise ValueError(f"radius is {radius:g}; it must be positive: below it nothing is left")
     kept = low_frequencies(height, width, radius).to(inputs.device)
-    filtered = torch.fft.ifft2(torch.fft.fft2(inputs) * kept)
+    exact = inputs if inputs.dtype == torch.float64 else inputs.float()  # of half precision there is no Fourier transform
+    filtered = torch.fft.ifft2(torch.fft.fft2(exact) * kept)
     low, high = round_inward(bounds, inputs)
-    return (filtered.abs() if reference_abs else filtered.real).clamp(low, high)
+    return (filtered.abs() if reference_abs else filtered.real).to(inputs.dtype).clamp(low, high)

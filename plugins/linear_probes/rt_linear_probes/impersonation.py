@@ -12,20 +12,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from rt_core.datasets import Samples, as_samples
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Bound
-from rt_core.errors import InvalidInputs, MissingLabels
+from rt_core.errors import InvalidInputs, MissingLabels, PlanError
 from rt_core.neighbors import Bank
 from rt_core.randomness import stream
 from rt_core.registry import Use, dataset
 from rt_core.results import Results
+from rt_core.shapes import check_shape
 from rt_core.store import key_of
 from rt_core.traces import Context, Trace, check_whole
-from rt_linear_probes.probes import Probe, as_probe
+from rt_linear_probes.probes import Probe, as_probe, check_labels
 
 __all__ = [
     "ImpersonationRate",
@@ -43,6 +44,7 @@ _OUTSIDE = torch.iinfo(torch.int64).min  # stands for the group of a label that 
 _COPY = re.compile(r"#(?:[2-9]|[1-9]\d+)$")
 _COLUMNS = ["encoder", "attack", "step", "metric", "direction", "successes", "n", "rate", "low", "high", "left_out"]
 _GAP, _SMALLEST = 2, 96  # pixels between the pictures of a grid, and the least size of one of them
+_ROWS, _TEXT = ("sample", "attacked toward\nthe target", "target", "attacked toward\nthe sample"), 12
 
 
 def impersonation_pairs(
@@ -84,12 +86,17 @@ def impersonation_pairs(
     for place, member in enumerate(larger[:limit]):
         copy, row = divmod(place, len(smaller))
         ordered += [(smaller[row], f"#{copy + 1}" if copy else ""), (member, "")]
-    members = tuple(member for member, _ in ordered)
+    members, ids = tuple(member for member, _ in ordered), tuple(member.name + copy for member, copy in ordered)
+    if taken := next((one for one, count in Counter(ids).items() if count > 1), None):
+        raise InvalidInputs(
+            f"a sample is called {taken!r}, as the copy of {_COPY.sub('', taken)!r} is that makes a pair; expected no id that ends in # and "
+            "a number; rename it"
+        )
     return Samples(
         name=f"{' and '.join(dict.fromkeys(member.samples.name for member in members))} in pairs",
-        ids=tuple(member.name + copy for member, copy in ordered),
+        ids=ids,
         read=_Inputs(members),
-        find_labels=_Labels(members),
+        find_labels=_Labels(members, tuple(row // 2 for row in range(len(members)))),
         groups=tuple(member.owner for member in members),
         notes=tuple(dict.fromkeys(itertools.chain.from_iterable(member.samples.notes for member in members))),
         content=_Content(members) if all(member.samples.content for member in members) else None,
@@ -110,8 +117,17 @@ def impersonation_rate(
 
     Returns:
         [n], float64
+
+    Raises:
+        InvalidInputs, ShapeError: labels that are not one class a sample.
+        ValueError: a partner that is no row, or groups that share a class.
     """
-    return _rows(labels, clean, attacked, partner, None if groups is None else _checked_groups(groups))[""]
+    named, rows = {"labels": labels, "clean": clean, "attacked": attacked}, torch.as_tensor(partner).cpu()
+    classes = [check_labels(values, len(labels), what=name) for name, values in named.items()]
+    check_shape(rows, "n", what="partner", n=len(labels))
+    if rows.is_floating_point() or rows.dtype == torch.bool or not ((rows >= 0) & (rows < len(labels))).all():
+        raise ValueError(f"partner is {rows.tolist()}; expected the row of each sample's target, a whole number in 0 to {len(labels) - 1}")
+    return _rows(*classes, rows, None if groups is None else _checked_groups(groups))[""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +153,18 @@ class _Impersonation:
 
     def __call__(self, trace: Trace, bank: Bank, context: Context) -> dict[str, Tensor]:
         """-> [n], 0 or 1, NaN where the pair does not count; with groups also one part for each direction, NaN in the others"""
+        assert trace.partner is not None, "a trace of aim target knows each sample's target"
+        pairs = [getattr(label, "pair", None) for label in context.known_labels or ()]
+        if any(pair != pairs[other] for pair, other in zip(pairs, trace.partner.tolist(), strict=False)):
+            raise PlanError(
+                "the samples of impersonation_pairs have other partners than it gave them, so these are no pairs of its two groups; give the "
+                "plan pairing='given' (and pick rows of such a dataset by whole pairs)"
+            )
         labels, key = context.labels, ("clean classes", self)
         if key not in context.shared:
             self._check(bank, context)
             context.shared[key] = self._taken_for(trace.clean, trace, bank, context)
         attacked = self._taken_for(trace.adversarial, trace, bank, context)
-        assert trace.partner is not None, "a trace of aim target knows each sample's target"
         return _rows(labels, context.shared[key], attacked, trace.partner, self.groups)
 
 
@@ -241,8 +263,8 @@ def impersonation_grid(
 ) -> Image.Image:
     """Return pairs as a picture, a column each, in the four rows of the paper's figures (appendix D).
 
-    From the top: a sample, the same attacked toward its target, the target, and the target attacked toward the sample. Small pictures are
-    enlarged, pixel by pixel.
+    From the top: a sample, the same attacked toward its target, the target, and the target attacked toward the sample, as the margin says;
+    pairs are numbered. Small pictures are enlarged, pixel by pixel.
 
     clean, attacked, target, reverse: [pairs, channel, height, width], one or three channels, inside ``bounds``
 
@@ -258,12 +280,20 @@ def impersonation_grid(
     low, high = (torch.as_tensor(bound, dtype=torch.float64, device="cpu") for bound in bounds)
     scale = -(-_SMALLEST // max(height, width))
     shown = ((torch.stack(rows) - low) / (high - low) * 255).round().clamp(0, 255).repeat_interleave(scale, 3).repeat_interleave(scale, 4)
-    high_step, wide_step = scale * height + _GAP, scale * width + _GAP
-    canvas = torch.full((channel, 4 * high_step + 2 * _GAP, pairs * wide_step + _GAP), 255.0)
-    for row, column in itertools.product(range(4), range(pairs)):
-        top, left = _GAP + row * high_step + (row > 1) * _GAP, _GAP + column * wide_step  # one gap more between the two directions
-        canvas[:, top : top + scale * height, left : left + scale * width] = shown[row, column]
-    return Image.fromarray(np.ascontiguousarray(canvas.permute(1, 2, 0).to(torch.uint8).numpy()).squeeze(2 if channel == 1 else ()))
+    high_step, wide_step, font = scale * height + _GAP, scale * width + _GAP, ImageFont.load_default(_TEXT)
+    margin, heading = (round(max(font.getlength(line) for row in _ROWS for line in row.split("\n"))) + 3 * _GAP, _TEXT + 2 * _GAP)
+    picture = Image.new("L" if channel == 1 else "RGB", (margin + pairs * wide_step + _GAP, heading + 4 * high_step + 2 * _GAP), "white")
+    pen = ImageDraw.Draw(picture)
+    tops = [heading + _GAP + row * high_step + (row > 1) * _GAP for row in range(4)]  # one gap more between the two directions
+    for top, text in zip(tops, _ROWS, strict=True):
+        pen.multiline_text((margin - _GAP, top + scale * height // 2), text, fill="black", font=font, anchor="rm", align="right")
+    for column in range(pairs):
+        left = margin + _GAP + column * wide_step
+        pen.text((left + scale * width // 2, heading // 2), str(column + 1), fill="black", font=font, anchor="mm")
+        for row, top in enumerate(tops):
+            values = shown[row, column].permute(1, 2, 0).to(torch.uint8).numpy()
+            picture.paste(Image.fromarray(np.ascontiguousarray(values).squeeze(2 if channel == 1 else ())), (left, top))
+    return picture
 
 
 def gallery_pairs(results: Results, *, encoder: str, attack: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -307,15 +337,33 @@ class _Inputs:
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         chosen = [self.members[row] for row in rows]
-        return torch.stack([member.samples.inputs([member.row])[0] for member in chosen])
+        inputs = [member.samples.inputs([member.row])[0] for member in chosen]
+        for member, one in zip(chosen, inputs, strict=True):
+            if one.shape != inputs[0].shape:
+                raise InvalidInputs(
+                    f"samples {chosen[0].name!r} and {member.name!r} have shapes {list(inputs[0].shape)} and {list(one.shape)}; expected one "
+                    "shape for all: give both datasets one size, such as use('folder', path='photos/cats', size=224)"
+                )
+        return torch.stack(inputs)
+
+
+class _Sided(int):
+    """A label that knows which pair its sample is a side of, so that a metric sees whether a run kept the pairs."""
+
+    pair: int
 
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
     members: tuple[_Member, ...]
+    pairs: tuple[int, ...]
 
     def __call__(self, rows: Sequence[int]) -> list[int]:
-        return [self.members[row].label for row in rows]
+        labels = []
+        for row in rows:
+            labels.append(label := _Sided(self.members[row].label))
+            label.pair = self.pairs[row]
+        return [*labels]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.errors import MissingLabels
 from rt_core.neighbors import Bank
-from rt_core.traces import Context, Trace
+from rt_core.traces import Context, Trace, check_whole
 
 __all__ = ["KnnAccuracy", "knn_predictions"]
 
@@ -36,8 +36,7 @@ class KnnAccuracy:
     span: ClassVar[tuple[float, float]] = (0, 1)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"k is {self.k!r}; at least one neighbor is needed")
+        object.__setattr__(self, "k", check_whole("k", self.k))
         if self.divergence is not None:
             find_divergence(self.divergence)
 
@@ -63,7 +62,7 @@ def knn_predictions(queries: Tensor, bank: Bank, own: Tensor, *, k: int, diverge
     """
     if bank.labels is None:
         raise MissingLabels("knn needs the labels of the bank's samples; give a dataset with labels, or leave the metric out")
-    _, rows = bank.nearest(queries, k, own, divergence)
+    _, rows = bank.nearest(queries, check_whole("k", k), own, divergence)
     votes = torch.as_tensor(bank.labels)[rows]
     counts = (votes[:, :, None] == votes[:, None, :]).sum(2)
     # argmax takes the first of equals, and rows stand in the order of nearness.

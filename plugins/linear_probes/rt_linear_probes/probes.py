@@ -18,15 +18,18 @@ from rt_core.datasets import Samples, as_samples
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.errors import MissingLabels, RobustnessWarning
 from rt_core.fingerprints import fingerprint
+from rt_core.labels import classes_of
+from rt_core.naming import did_you_mean
 from rt_core.perturbing import check_batch, progress_bar, represent_rows
 from rt_core.randomness import SampleRandom, stream
 from rt_core.shapes import check_shape
+from rt_core.smoothing import check_sigma
 from rt_core.traces import AIMS, Batch, FrozenTensor, check_number, check_whole
 from rt_core.views import crop_and_flip
 from rt_linear_probes.frequencies import lowpass
 from rt_linear_probes.regression import descend, logistic_regression
 
-__all__ = ["LinearProbe", "Probe", "ProbeLoss", "as_probe", "check_flag", "encoder_print", "fit_probe"]
+__all__ = ["LinearProbe", "Probe", "ProbeLoss", "as_probe", "check_flag", "check_labels", "check_told", "encoder_print", "fit_probe"]
 
 _VIEWS = ("plain", "lowpass", "noise")
 _RECIPES = ("regression", "paper")
@@ -39,6 +42,20 @@ _PATIENCE = 2  # penalties in a row that may do worse before the weaker ones are
 _READ = 256  # samples that are read and cropped together, whatever the batch, on which the last bits of a crop may depend
 _FEW = 5  # classes that are named
 _TENSORS = ("weight", "bias", "classes")
+_FOUND = (*_TENSORS, "encoder_name", "encoder_fingerprint", "chosen", "selection_accuracy", "about")  # what a fit sets
+_NOISE, _LOWPASS, _PAPER = {"view": "noise"}, {"view": "lowpass"}, {"recipe": "paper"}
+# Options that not every probe reads: which one does, and what it takes unless given.
+_READ_BY: dict[str, tuple[dict[str, str], Any]] = {
+    "sigma": (_NOISE, 0.25),
+    "clip": (_NOISE, False),
+    "radius": (_LOWPASS, None),
+    "draws": (_NOISE | {"recipe": "regression"}, 4),
+    "epochs": (_PAPER, 25),
+    "minibatch": (_PAPER, 128),
+    "rate": (_PAPER, 30.0),
+    "drops": (_PAPER, (15, 20)),
+    "augment": (_PAPER, True),
+}
 _MARK = "rt_probe"
 _COMPILED = "_orig_mod"
 _CPU = torch.device("cpu")
@@ -59,36 +76,38 @@ class Probe:
     Petrov & Kwiatkowska 2022 (section 7): SGD, momentum 0.9, no weight decay, weights from N(0, 0.01), random crops and mirroring of
     pictures, the epoch that is best on the last tenth.
 
+    An option that a probe of this view and recipe does not read is None, and refused where it is given.
+
     Args:
         view: how the probe sees inputs, when it is fitted and whenever it is used: ``"plain"``, as they are; ``"lowpass"``, see
             ``lowpass``; ``"noise"``, with Gaussian noise.
         recipe: ``"regression"`` or ``"paper"``.
-        sigma: standard deviation of the noise, in the units of the encoder's bounds; clip: whether noisy inputs are clipped to the bounds.
+        sigma: standard deviation of the noise, in the units of the encoder's bounds (0.25); clip: whether noisy inputs are clipped to the bounds.
         radius: of the low pass; None takes 50/112 of half the shorter side.
-        draws: of noise, for each training sample (regression; the paper's recipe draws anew in each epoch).
+        draws: of noise, for each training sample (4; regression alone: the paper's recipe draws anew in each epoch).
         share: of the training samples, to choose by.
-        epochs, minibatch, rate, drops: of the paper's recipe; ``rate`` falls to a tenth at each of ``drops``.
-        augment: crop and mirror pictures (paper's recipe). Without, plain and low-pass representations are made once.
+        epochs, minibatch, rate, drops: of the paper's recipe (25, 128, 30, (15, 20)); ``rate`` falls to a tenth at each of ``drops``.
+        augment: crop and mirror pictures (paper's recipe, True). Without, plain and low-pass representations are made once.
         weight, bias, classes: once fitted, [classes, dim], [classes] and the labels that they stand for, as the dataset has them.
         encoder_name, encoder_fingerprint: which encoder it was fitted on, see ``encoder_print``.
         chosen: the weight decay or the epoch that was chosen; selection_accuracy: with it on the samples to choose by; about: the rest in words.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option out of its range, or one that such a probe does not read.
     """
 
     view: str = "plain"
     recipe: str = "regression"
-    sigma: float = 0.25
-    clip: bool = False
+    sigma: float | Any = None
+    clip: bool | Any = None
     radius: float | None = None
-    draws: int = 4
+    draws: int | Any = None
     share: float = 0.1
-    epochs: int = 25
-    minibatch: int = 128
-    rate: float = 30.0
-    drops: Sequence[int] = (15, 20)
-    augment: bool = True
+    epochs: int | Any = None
+    minibatch: int | Any = None
+    rate: float | Any = None
+    drops: Sequence[int] | Any = None
+    augment: bool | Any = None
     weight: FrozenTensor | Any = None
     bias: FrozenTensor | Any = None
     classes: FrozenTensor | Any = None
@@ -102,22 +121,37 @@ class Probe:
         for name, allowed in (("view", _VIEWS), ("recipe", _RECIPES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(map(repr, allowed))}")
-        for name in ("sigma", "rate") if self.radius is None else ("sigma", "rate", "radius"):
-            check_number(name, getattr(self, name))
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name):g}; it must be positive")
+        for name, (readers, default) in _READ_BY.items():
+            if all(getattr(self, switch) == value for switch, value in readers.items()):
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, default)
+            elif getattr(self, name) is not None:
+                read_by = " and ".join(f"{switch}={value!r}" for switch, value in readers.items())
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, and a probe of view {self.view!r} and recipe {self.recipe!r} does not read it; "
+                    f"say {read_by}, or leave it out"
+                )
+        given = {name: getattr(self, name) for name in _READ_BY if getattr(self, name) is not None}
+        for name in ("sigma", "rate", "radius"):
+            if name in given:
+                check_number(name, given[name])
+                if not given[name] > 0:
+                    raise ValueError(f"{name} is {given[name]:g}; it must be positive")
         for name in ("draws", "epochs", "minibatch"):
-            check_whole(name, getattr(self, name))
+            if name in given:
+                check_whole(name, given[name])
         check_number("share", self.share)
         if not 0 < self.share <= 0.5:
             raise ValueError(f"share is {self.share:g}; expected a share of the training samples to choose by, in (0, 0.5], such as 0.1")
         for name in ("clip", "augment"):
-            check_flag(name, getattr(self, name))
-        if not isinstance(self.drops, (tuple, list)) or not all(isinstance(one, int) and not isinstance(one, bool) for one in self.drops):
-            raise ValueError(
-                f"drops is {self.drops!r}; expected the epochs from which on the rate is a tenth, whole numbers such as (15, 20)"
-            )
-        object.__setattr__(self, "drops", tuple(self.drops))
+            if name in given:
+                check_flag(name, given[name])
+        if (drops := given.get("drops")) is not None:
+            if not isinstance(drops, (tuple, list)) or not all(isinstance(one, int) and not isinstance(one, bool) for one in drops):
+                raise ValueError(
+                    f"drops is {drops!r}; expected the epochs from which on the rate is a tenth, whole numbers such as (15, 20)"
+                )
+            object.__setattr__(self, "drops", tuple(drops))
         found = [getattr(self, name) for name in ("weight", "bias", "classes")]
         if any(part is None for part in found):
             if found != [None] * 3:
@@ -151,22 +185,29 @@ class Probe:
         return self._tensor("weight", device).to(dtype=dtype), self._tensor("bias", device).to(dtype=dtype)
 
     def logits(self, representations: Tensor) -> Tensor:
-        """[n, dim] -> [n, classes], in the order of ``classes``
+        """[n, dim] -> [n, classes], in the order of ``classes``: in the probe's dtype, or in a wider one of the representations.
 
         Raises:
             ValueError: the probe is not fitted, or to representations of another width.
         """
-        weight, bias = self.on(representations.device, representations.dtype)
+        device = representations.device
+        weight, bias = self.on(device)
         if representations.shape[1:] != weight.shape[1:]:
             raise ValueError(
                 f"representations have shape {list(representations.shape)}, and the probe was fitted on encoder {self.encoder_name!r} with "
-                f"{weight.shape[1]} numbers each; fit one on this encoder"
+                f"{weight.shape[1]} numbers each: [n, {weight.shape[1]}]; give such, or fit one on this encoder"
             )
-        return representations @ weight.T + bias
+        wide = torch.promote_types(representations.dtype, weight.dtype)  # integers would round the weights
+        with torch.autocast(device.type, enabled=False):
+            return representations.to(wide) @ weight.to(wide).T + bias.to(wide)
 
     def predict(self, representations: Tensor) -> Tensor:
-        """[n, dim] -> the labels, as the dataset has them, [n]"""
-        return self._tensor("classes", representations.device)[self.logits(representations).argmax(1)]
+        """[n, dim] -> the labels, as the dataset has them, [n]
+
+        Raises:
+            ValueError: as ``logits``, and to representations that are not finite.
+        """
+        return self._tensor("classes", representations.device)[check_told(self.logits(representations)).argmax(1)]
 
     def viewed(self, inputs: Tensor, random: SampleRandom, encoder: Encoder, *, purpose: str = "probe") -> Tensor:
         """Return inputs as the probe sees them; the noise is that of the samples' streams of that purpose.
@@ -200,13 +241,15 @@ class Probe:
 
         Raises:
             MissingLabels: the dataset has none.
-            InvalidInputs: the inputs are not what the encoder can be asked about.
-            ValueError: labels that are no whole numbers, or the probe was fitted on another encoder.
+            InvalidInputs: labels that are no whole numbers, or inputs that the encoder cannot be asked about.
+            ValueError: noise wider than the bounds, or the probe was fitted on another encoder.
         """
         encoder, samples = as_encoder(encoder), as_samples(train)
         if self.fitted:
             self.check(encoder)
             return self
+        if self.view == "noise":
+            check_sigma(self.sigma, encoder)
         classes, targets = _labels(samples).unique(return_inverse=True)
         if len(classes) < 2:
             warnings.warn(
@@ -237,10 +280,13 @@ class Probe:
 
         Raises:
             ValueError: the probe is not fitted.
+            FileNotFoundError: there is no such folder.
         """
         from safetensors.torch import save_file
 
         tensors = {name: self._tensor(name, _CPU).contiguous() for name in _TENSORS}
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(f"path is {str(path)!r}, and its folder is not there; make it, or give another path")
         others = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _TENSORS}
         save_file(tensors, path, metadata={_MARK: json.dumps(others)})
 
@@ -250,14 +296,29 @@ class Probe:
 
         Raises:
             ValueError: it was fitted on another encoder, or the file holds no probe.
+            FileNotFoundError: there is no such file.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(path, framework="pt") as file:
-            about = (file.metadata() or {}).get(_MARK)
-            if about is None:
-                raise ValueError(f"{path} holds {', '.join(map(repr, file.keys()))} and no probe; give a file that probe.save has written")
-            probe = cls(**json.loads(about), **{name: file.get_tensor(name) for name in _TENSORS})
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"path is {str(path)!r}, and no such file is there; give one that probe.save has written")
+        try:
+            with safe_open(path, framework="pt") as file:
+                about, names = (file.metadata() or {}).get(_MARK), set(file.keys())
+                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in names}
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is no whole file of tensors ({error}); give one that probe.save has written, or fit the probe anew"
+            ) from None
+        if about is None or len(tensors) < len(_TENSORS):
+            raise ValueError(f"{path} holds {', '.join(map(repr, sorted(names)))} and no probe; give a file that probe.save has written")
+        others = json.loads(about)
+        if strange := sorted(others.keys() - {field.name for field in fields(cls)}):
+            raise ValueError(
+                f"{path} holds a probe with {', '.join(map(repr, strange))}, which this version does not know; take the version that wrote it, "
+                "or fit the probe anew"
+            )
+        probe = cls(**others, **tensors)
         probe.check(as_encoder(encoder))
         return probe
 
@@ -287,7 +348,7 @@ def fit_probe(
     encoder: an ``Encoder``, or a network with default settings; dataset: any with labels; batch: how many inputs go through the encoder
     together; options: those of ``Probe``. Raises as ``Probe`` and ``Probe.fit`` do.
     """
-    return Probe(view=view, **options).fit(encoder, dataset, random=SampleRandom.of(seed, []), batch=batch, progress=progress)
+    return as_probe({"view": view, **options}).fit(encoder, dataset, random=SampleRandom.of(seed, []), batch=batch, progress=progress)
 
 
 def encoder_print(encoder: Encoder) -> str:
@@ -310,6 +371,31 @@ def check_flag(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}; expected True or False")
 
 
+def check_labels(labels: Any, count: int, *, what: str = "labels") -> Tensor:
+    """Return labels as a tensor, [count] int64, on the CPU.
+
+    Raises:
+        InvalidInputs: they are no classes; see ``rt_core.labels.classes_of``.
+        ShapeError: another number of them.
+    """
+    found = torch.tensor(classes_of(labels), dtype=torch.long)
+    check_shape(found, "n", what=what, n=count)
+    return found
+
+
+def check_told(logits: Tensor) -> Tensor:
+    """Return logits, [n, classes], after checking that they tell a class: of NaN the largest is the first.
+
+    Raises:
+        ValueError: some are NaN or infinite.
+    """
+    if broken := int((~logits.isfinite()).any(1).sum()):
+        raise ValueError(
+            f"{broken} of {len(logits)} representations are not finite, or too large for the probe's logits to be, and belong to no class; leave them out"
+        )
+    return logits
+
+
 def as_probe(given: Any, **defaults: Any) -> Probe:
     """Return a probe from what a metric's option ``probe`` may be: a ``Probe``, a mapping of its options (from a study file), or None.
 
@@ -321,11 +407,14 @@ def as_probe(given: Any, **defaults: Any) -> Probe:
     if isinstance(given, Probe):
         return given
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"probe is {given!r}; expected a Probe, or a table of its options, such as {{view = 'noise'}}")
+        raise ValueError(
+            f"probe is {given!r}; expected a Probe (of a file: Probe.load(path, encoder)), or a table of its options, such as {{view = 'noise'}}"
+        )
     options = {**defaults, **(given or {})}
-    known = [field.name for field in fields(Probe)]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"probe has no option {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+    known = [field.name for field in fields(Probe) if field.name not in _FOUND]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"a probe has no option {name!r}{did_you_mean(str(name), known)} (it takes {', '.join(known)})")
     return Probe(**options)
 
 
@@ -499,19 +588,14 @@ def _labels(samples: Samples) -> Tensor:
 
     Raises:
         MissingLabels: there are none.
-        ValueError: they are no whole numbers.
+        InvalidInputs: they are no whole numbers.
     """
     labels = samples.labels(range(len(samples)))
     if labels is None:
         raise MissingLabels(
             f"a probe learns from labels, and the training samples ({samples.name!r}) have none; give train= a dataset with labels"
         )
-    if strange := next((one for one in labels if isinstance(one, (str, bytes))), None):
-        raise ValueError(f"labels are strings, such as {strange!r}; number the classes 0 … k-1")
-    found = torch.as_tensor(labels)
-    if found.is_floating_point() or found.ndim != 1:
-        raise ValueError(f"labels are {found.dtype} of shape {list(found.shape)}; expected one whole number a sample")
-    return found.long()  # False and True are classes 0 and 1
+    return torch.tensor(classes_of(labels))  # False and True are classes 0 and 1
 
 
 def _apart(targets: Sequence[int], samples: Samples, seed: int, share: float) -> Tensor:

@@ -15,9 +15,9 @@ from rt_core.errors import RobustnessWarning, ShapeError
 from rt_core.neighbors import Bank
 from rt_core.perturbing import check_batch, progress_bar
 from rt_core.randomness import SampleRandom
-from rt_core.smoothing import Draws
+from rt_core.smoothing import Draws, check_sigma, say_once
 from rt_core.traces import Context, Rows, Trace, check_number, check_radii, check_whole
-from rt_linear_probes.probes import Probe, as_probe, check_flag
+from rt_linear_probes.probes import Probe, as_probe, check_flag, check_labels
 
 __all__ = [
     "CertifiedAccuracy",
@@ -119,7 +119,7 @@ class SmoothedPrediction:
     """What a smoothed classifier says of some inputs; every tensor is whole, on the CPU, also where it abstained.
 
     Args:
-        predicted: [n], the class, -1 where it abstained; a class may be called -1 too, so ``abstained`` says where it did.
+        predicted: [n], the class, -1 where it abstained.
         top: [n], the class that was selected, also where it abstained.
         abstained: [n], bool.
         radius: [n], float64: the certified l2 radius, in the units of the encoder's bounds; 0 where it abstained.
@@ -136,8 +136,12 @@ class SmoothedPrediction:
     votes: Tensor
 
     def correct(self, labels: Any) -> Tensor:
-        """Return which classes are the samples' labels, [n], bool; False where it abstained."""
-        return (self.top == torch.as_tensor(labels).cpu()) & ~self.abstained
+        """Return which classes are the samples' labels, [n], bool; False where it abstained.
+
+        Raises:
+            InvalidInputs, ShapeError: not one class a sample.
+        """
+        return (self.top == check_labels(labels, len(self))) & ~self.abstained
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -199,6 +203,7 @@ class RandomizedSmoothing:
         inputs: Tensor,
         *,
         probe: Probe | None = None,
+        logits: bool = False,
         seed: int = 0,
         ids: Sequence[object] | None = None,
         batch: int | None = None,
@@ -207,10 +212,12 @@ class RandomizedSmoothing:
         """Certify some inputs, [n, *input], one after the other: ``passes`` of the network each.
 
         Args:
-            model: what gives logits [batch, classes]: an ``Encoder``, a network or a function (their bounds are 0..1).
+            model: a classifier, which gives logits [batch, classes], as a network or a function (their bounds are 0..1), or an ``Encoder``.
             probe: a fitted probe; the model is then the encoder below it, and classes are the probe's labels.
+            logits: whether what an ``Encoder`` gives are logits; unless said so it gives representations, and needs a probe.
             seed, ids: of the draws, which belong to (seed, id, the input itself); ids are 0 … n-1 unless given.
-            batch: how many noisy inputs at a time, 64 unless given; the result is the same, but for last bits of a network.
+            batch: how many noisy inputs at a time, as many as 2^20 values hold, in 64 to 1,024, unless given; the result is the same, but
+                for last bits of a network.
 
         Raises:
             InvalidInputs, ShapeError, ValueError: with the remedy.
@@ -219,7 +226,8 @@ class RandomizedSmoothing:
         def certified(draws: Draws, tick: Callable[[int], Any]) -> SmoothedPrediction:
             return _certified(self, draws, probe, tick)
 
-        return self._each(certified, self.passes[0], model, inputs, probe, seed, ids, batch, progress)
+        encoder = self._classifier(model, probe, logits)
+        return self._each(certified, self.passes[0], encoder, inputs, seed, ids, batch, progress)
 
     def predict(
         self,
@@ -228,6 +236,7 @@ class RandomizedSmoothing:
         *,
         draws: int | None = None,
         probe: Probe | None = None,
+        logits: bool = False,
         seed: int = 0,
         ids: Sequence[object] | None = None,
         batch: int | None = None,
@@ -253,15 +262,14 @@ class RandomizedSmoothing:
         def predicted(one: Draws, tick: Callable[[int], Any]) -> SmoothedPrediction:
             return _predicted(self, one, probe, count, tick)
 
-        return self._each(predicted, count, model, inputs, probe, seed, ids, batch, progress)
+        return self._each(predicted, count, self._classifier(model, probe, logits), inputs, seed, ids, batch, progress)
 
     def _each(
         self,
         ask: Callable[[Draws, Callable[[int], Any]], SmoothedPrediction],
         passes: int,
-        model: Any,
+        encoder: Encoder,
         inputs: Tensor,
-        probe: Probe | None,
         seed: int,
         ids: Sequence[object] | None,
         batch: int | None,
@@ -269,17 +277,10 @@ class RandomizedSmoothing:
     ) -> SmoothedPrediction:
         """Ask about each input by itself, and put the answers together."""
         size = check_batch(batch)
-        with warnings.catch_warnings():
-            if probe is None:  # then a network that ends in a classifier is what is asked for
-                warnings.simplefilter("ignore", RobustnessWarning)
-            encoder = as_encoder(model)
         check_inputs(inputs, encoder)
-        if probe is not None:
-            probe.check(encoder)
         random = SampleRandom.of(seed, range(len(inputs)) if ids is None else ids)
         if len(random.ids) != len(inputs) or len(set(random.ids)) != len(inputs):
             raise ValueError(f"ids has {len(set(random.ids))} different names for {len(inputs)} inputs; give each input one of its own")
-        self._warn_if_wide(encoder)
         with torch.inference_mode(False), encoder.in_use(), progress_bar(progress, passes * len(inputs)) as bar:
             return _joined([ask(one, bar.update) for one in self._drawn(encoder, inputs, random, size)])
 
@@ -287,14 +288,37 @@ class RandomizedSmoothing:
         for row in range(len(inputs)):
             yield Draws(encoder, inputs[row], random.select([row]), sigma=self.sigma, clip=self.clip, batch=size)
 
-    def _warn_if_wide(self, encoder: Encoder) -> None:
-        low, high = (torch.as_tensor(bound) for bound in encoder.bounds)
-        if self.sigma > (width := (high - low).max().item()):
-            warnings.warn(
-                f"sigma is {self.sigma:g}, and the inputs of encoder {encoder.name!r} span a range of {width:g}: little is left of them under "
-                "such noise; sigma is in the units of the bounds",
-                RobustnessWarning,
-                stacklevel=3,
+    def _classifier(self, model: Any, probe: Probe | None, logits: bool) -> Encoder:
+        """Return what gives the logits, or with a probe the representations, after checking that it does."""
+        check_flag("logits", logits)
+        if probe is not None and logits:
+            raise ValueError("logits is True and a probe is given, which reads representations; leave one of them out")
+        if probe is None and isinstance(model, Encoder) and not logits:
+            raise ValueError(
+                f"encoder {model.name!r} gives representations, whose largest number is no class; give probe=fit_probe(encoder, train, "
+                f"view='noise', sigma={self.sigma:g}), or say logits=True if it is a classifier"
+            )
+        with warnings.catch_warnings():
+            if probe is None:  # then a network that ends in a classifier is what is asked for
+                warnings.simplefilter("ignore", RobustnessWarning)
+            encoder = as_encoder(model)
+        check_sigma(self.sigma, encoder)
+        if probe is not None:
+            given = as_probe(probe)
+            given.check(encoder)
+            self._warn_if_weak(given, encoder)
+        return encoder
+
+    def _warn_if_weak(self, probe: Probe, encoder: Encoder) -> None:
+        """Warn of a probe that was fitted on other inputs than those that are certified."""
+        wanted = Probe(view="noise", sigma=self.sigma, clip=self.clip)
+        if (fitted_on := _seen_by(probe)) != (certified := _seen_by(wanted)):
+            say_once(
+                encoder,
+                ("weak", fitted_on, certified),
+                f"the probe of encoder {encoder.name!r} was fitted on {fitted_on}, and {certified} are certified: the radii are valid, and smaller "
+                f"than they could be; fit it with view='noise', sigma={self.sigma:g}{', clip=True' * self.clip}",
+                stacklevel=5,
             )
 
 
@@ -344,7 +368,9 @@ class _Certified(RandomizedSmoothing, ABC):
         key = ("randomized smoothing", self.sigma, self.selection_draws, self.certify_draws, self.alpha, self.clip, self.probe)
         if key not in context.shared:
             self.probe.check(context.encoder)
-            self._warn_if_wide(context.encoder)
+            check_sigma(self.sigma, context.encoder)
+            if self.certify_draws > _REHEARSED[1]:
+                self._warn_if_weak(self.probe, context.encoder)
             if len(context.random.ids) == 1:
                 drawn: Any = [Draws.of(context, sigma=self.sigma, clip=self.clip)]
             else:
@@ -469,6 +495,13 @@ def _joined(parts: Sequence[SmoothedPrediction]) -> SmoothedPrediction:
 def _double(values: Any) -> Tensor:
     # Not as_tensor alone, which makes float32 of Python's numbers.
     return torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
+
+
+def _seen_by(probe: Probe) -> str:
+    """Return in words which inputs a probe was fitted on."""
+    if probe.view != "noise":
+        return f"{probe.view} inputs"
+    return f"{'clipped ' * probe.clip}inputs with noise of sigma {probe.sigma:g}"
 
 
 def _named(radius: float) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rt_core.divergences import Divergence, find_divergence
+from rt_core.errors import ShapeError
 from rt_core.neighbors import Bank
 from rt_core.perturbing import measure
 from rt_core.randomness import stream
@@ -27,11 +28,19 @@ def verification_threshold(impostor_distances: Sequence[float] | np.ndarray | Te
     impostor_distances: [pairs], between clean samples that are not the same
 
     Raises:
+        ShapeError: a matrix, say.
         ValueError: far outside (0, 1), a distance that is NaN, too few pairs to tell (far · pairs below 1), or so many equal distances that
             no threshold accepts so few.
     """
     _check_far(far)
-    distances = np.sort(np.asarray(impostor_distances, dtype=np.float64))
+    given = impostor_distances.detach().cpu().double() if isinstance(impostor_distances, Tensor) else impostor_distances
+    distances = np.asarray(given, dtype=np.float64)
+    if distances.ndim != 1:
+        raise ShapeError(
+            f"impostor_distances has shape {list(distances.shape)}; expected [pairs], each pair of different samples once; of a square of "
+            "distances give those above its diagonal: square[numpy.triu_indices(len(square), 1)]"
+        )
+    distances = np.sort(distances)
     if np.isnan(distances).any():
         raise ValueError("a distance between impostors is NaN; leave out representations that have none, or choose another divergence")
     threshold = _threshold(distances, far)
@@ -53,7 +62,7 @@ def impostor_distances(bank: Bank, divergence: str | Divergence = "l2", *, pairs
     Raises:
         ValueError: the distance of a pair is NaN.
     """
-    size, function = len(bank), find_divergence(divergence)
+    size, function, pairs = len(bank), find_divergence(divergence), check_whole("pairs", pairs)
     if size * (size - 1) // 2 <= pairs:
         first, second = torch.triu_indices(size, size, 1)
     else:

@@ -19,10 +19,12 @@ from rt_core.adapting import (
     ThresholdLogits,
     UnitLogits,
     bisected,
+    check_given,
     check_route,
     magnitudes,
     one_by_one,
     threshold_of,
+    unmoved,
     warn_untested,
 )
 from rt_core.divergences import Divergence
@@ -184,8 +186,8 @@ class Torchattack:
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
         named = _named(attack)
         traits = _traits(named)
-        chosen = traits.mode if mode is None else mode
-        _check_mode(named, chosen, threshold, quantile, anchors)
+        chosen, anchors = traits.mode if mode is None else mode, check_whole("anchors", anchors)
+        _check_mode(named, chosen, threshold, quantile)
         _check_options(named, chosen, plain)
         values = {
             "attack": named,
@@ -252,22 +254,20 @@ class Torchattack:
         if self.mode == "threshold" and threshold is None:
             assert self.quantile is not None
             threshold = threshold_of(batch.bank, self.quantile, divergence, who=f"{self.label} in mode 'threshold'")
-        if self.route == "batch":
-            moved = self._moved(encoder, batch, divergence, threshold, random)
-        else:
-            parts = [self._moved(encoder, one, divergence, threshold, random.select([row])) for row, one in one_by_one(batch)]
-            moved = torch.cat(parts)
+        parts = [(slice(None), batch)] if self.route == "batch" else [(slice(row, row + 1), one) for row, one in one_by_one(batch)]
+        views = [self._view(encoder, part, divergence, threshold, random.select(rows)) for rows, part in parts]
+        moved = torch.cat([self._moved(view, part, random.select(rows)) for view, (rows, part) in zip(views, parts, strict=True)])
         # What divides by a gradient of zero ends in NaN, where it should have stayed.
         moved = torch.where(per_sample(moved.isfinite().flatten(1).all(1), moved), moved, batch.inputs)
         moved = encoder.clip(moved) if ball is None else ball.project(moved, batch.inputs, encoder.bounds)
         if threshold is None:
-            return moved
+            known = self.mode == "unit" and isinstance(self.attack, str)  # a factory's attack may ask for gradients now and then
+            return Attempt(inputs=moved, notes=unmoved(view.passage for view in views) if known else {})
         moved, reached = bisected(encoder, batch, divergence, moved, threshold)
         return Attempt(inputs=moved, notes=magnitudes(batch, moved, reached))
 
-    def _moved(self, encoder: Encoder, batch: Batch, divergence: Divergence, threshold: float | None, random: SampleRandom) -> Tensor:
+    def _moved(self, view: UnitLogits | ThresholdLogits | AnchorLogits, batch: Batch, random: SampleRandom) -> Tensor:
         """Return what the library makes of a batch, in the bounds' units."""
-        view = self._view(encoder, batch, divergence, threshold, random)
         with warnings.catch_warnings(), torch.enable_grad(), random.global_generators("global generators"):
             warnings.filterwarnings("ignore", module="torchattacks")
             attack = self._made(view, random)
@@ -422,7 +422,7 @@ def _route(attack: str | Callable[..., Any], mode: str, route: str) -> str:
     return route
 
 
-def _check_mode(attack: str | Callable[..., Any], mode: str, threshold: Any, quantile: Any, anchors: Any) -> None:
+def _check_mode(attack: str | Callable[..., Any], mode: str, threshold: Any, quantile: Any) -> None:
     traits = _traits(attack)
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; expected {', '.join(map(repr, MODES))}, or None for the class's own")
@@ -433,7 +433,6 @@ def _check_mode(attack: str | Callable[..., Any], mode: str, threshold: Any, qua
     check_number("quantile", quantile)
     if not 0 < quantile <= 1:
         raise ValueError(f"quantile is {quantile:g}; expected a share of pairs in (0, 1], such as 0.5")
-    check_whole("anchors", anchors)
     if threshold is None:
         return
     check_number("threshold", threshold)
@@ -463,8 +462,9 @@ def _check_options(attack: str | Callable[..., Any], mode: str, options: Mapping
         if name in _LENGTHS and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
             reason = "it is a radius and cannot be negative" if name in _RADII else "it is a step; the aim decides the direction"
             raise ValueError(f"{name} is {value!r}; expected a number from 0 on, in the units of the encoder's bounds: {reason}")
-        if name in _WHOLE and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} is {value!r}; at least one {'step' if name in _STEPS else 'of them'} is needed")
+        check_given(name, value, known[name])
+        if name in _WHOLE:
+            check_whole(name, value)
     loss = {"UPGD": "ce", "APGD": "ce", "Square": "margin"}.get(attack)
     if mode == "unit" and loss is not None and options.get("loss", loss) != loss:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Attacks that choose their own steps: APGD on a divergence, on the breakaway margin, and toward each of the nearest others."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,8 +11,8 @@ from rt_core.divergences import Divergence, cosine, find_divergence, l2
 from rt_core.encoders import Encoder
 from rt_core.neighbors import Bank
 from rt_core.randomness import SampleRandom
-from rt_core.traces import AIMS, Attempt, Batch, check_whole, lengths, per_sample
-from rt_unsupervised_attacks.gradient import STARTS, _any, _Bounded, _start
+from rt_core.traces import AIMS, Attempt, Batch, lengths, per_sample
+from rt_unsupervised_attacks.gradient import STARTS, _any, _Bounded, _checked_marks, _followed, _set_whole, _start
 
 __all__ = [
     "UAPGD",
@@ -189,20 +189,14 @@ class _Climber(_Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("steps", "restarts"):
-            check_whole(name, getattr(self, name))
+        _set_whole(self, "steps", "restarts")
         if self.steps < 2:
             raise ValueError(f"steps is {self.steps}; the first of them looks at the start alone, so at least 2 are needed")
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; expected one of {', '.join(map(repr, STARTS))}")
         if self.start == "clean" and self.restarts > 1:
             raise ValueError(f"restarts is {self.restarts}; from the clean input every restart is the same, so write 1, or start='random'")
-        if not isinstance(self.marks, Iterable):
-            raise ValueError(f"marks is {self.marks!r}; expected a sequence of numbers of steps, such as ({self.marks!r},)")
-        object.__setattr__(self, "marks", tuple(self.marks))
-        whole = all(isinstance(mark, int) and 1 <= mark <= self.steps for mark in self.marks)
-        if not whole or list(self.marks) != sorted(set(self.marks)):
-            raise ValueError(f"marks is {self.marks}; expected ascending numbers of steps from 1 to {self.steps}")
+        object.__setattr__(self, "marks", _checked_marks(self.marks, self.steps))
         if self.divergence is not None:
             find_divergence(self.divergence)
 
@@ -332,7 +326,7 @@ class NearestAPGD(_Climber):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("k", self.k)
+        _set_whole(self, "k")
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -352,10 +346,7 @@ def look(encoder: Encoder, objective: Objective, moved: Tensor, free: Tensor | N
     at = moved.detach().requires_grad_()
     representation = encoder(at)
     value = objective(representation)
-    # A constant output has no graph at all, which means the same as a gradient of zero.
-    slope = torch.autograd.grad(value.sum(), at, allow_unused=True)[0] if value.requires_grad else None
-    slope = torch.zeros_like(moved) if slope is None else slope
-    return value.detach(), representation.detach(), slope if free is None else torch.where(free, slope, 0)
+    return value.detach(), representation.detach(), _followed(value.sum(), at, free)
 
 
 def _checkpoints(steps: int) -> Iterator[tuple[int, int]]:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rt_core.adapting import finite_slope
 from rt_core.divergences import Divergence
 from rt_core.encoders import Encoder
-from rt_core.randomness import SampleRandom
+from rt_core.randomness import SampleRandom, whole_of
 from rt_core.traces import AIMS, Attempt, Ball, Batch, FrozenTensor, check_number, check_radii, check_whole, lengths, per_sample
 
 __all__ = ["UBIM", "UFGSM", "UMIPGD", "UPGD", "Iterated", "Objective", "OneStep"]
@@ -101,9 +102,6 @@ class Iterated(_Bounded):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.marks, Iterable):
-            raise ValueError(f"marks is {self.marks!r}; expected a sequence of numbers of steps, such as ({self.marks!r},)")
-        object.__setattr__(self, "marks", tuple(self.marks))
         super().__post_init__()
         if self.step is not None:
             check_number("step", self.step)
@@ -111,16 +109,12 @@ class Iterated(_Bounded):
                 raise ValueError(
                     f"step is {self.step:g}; it must be positive (the aim decides the direction), or None for 2.5 * epsilon / steps"
                 )
-        for name in ("steps", "restarts"):
-            check_whole(name, getattr(self, name))
+        _set_whole(self, "steps", "restarts")
+        object.__setattr__(self, "marks", _checked_marks(self.marks, self.steps))
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; expected one of {', '.join(map(repr, STARTS))}")
         if self.start == "clean" and self.restarts > 1:
             raise ValueError(f"restarts is {self.restarts}; from the clean input every restart is the same, so write 1, or start='random'")
-        if any(not isinstance(mark, int) or not 1 <= mark <= self.steps for mark in self.marks) or list(self.marks) != sorted(
-            set(self.marks)
-        ):
-            raise ValueError(f"marks is {self.marks}; expected ascending numbers of steps from 1 to {self.steps}")
         if self.keep not in ("last", "best"):
             raise ValueError(f"keep is {self.keep!r}; expected 'last' or 'best'")
 
@@ -266,6 +260,22 @@ def _path(
     return _Path(moved, value, marks, torch.stack(history, dim=1), zero)
 
 
+def _set_whole(attack: Any, *names: str) -> None:
+    """Put plain whole numbers where whole numbers are, so that numpy's make no other attack."""
+    for name in names:
+        object.__setattr__(attack, name, check_whole(name, getattr(attack, name)))
+
+
+def _checked_marks(marks: Any, steps: int) -> tuple[int, ...]:
+    if not isinstance(marks, Iterable):
+        raise ValueError(f"marks is {marks!r}; expected a sequence of numbers of steps, such as ({marks!r},)")
+    given = tuple(marks)
+    whole = [mark for one in given if (mark := whole_of(one)) is not None and 1 <= mark <= steps]
+    if len(whole) < len(given) or whole != sorted(set(whole)):
+        raise ValueError(f"marks is {given}; expected ascending numbers of steps from 1 to {steps}")
+    return tuple(whole)
+
+
 def _start(attack: Iterated, encoder: Encoder, batch: Batch, random: SampleRandom, box: tuple[Tensor, Tensor], restart: int) -> Tensor:
     if batch.start is not None and restart == 0:
         return batch.start.clone()
@@ -287,10 +297,15 @@ def _slope(objective: Objective, moved: Tensor, free: Tensor | None) -> tuple[Te
     """Return the objective at ``moved``, [batch], and its gradient there, [batch, *input], 0 where nothing may move."""
     moved.requires_grad_()
     value = objective.value(moved)
+    return value.detach().expand(len(moved)), _followed(value.sum(), moved, free)
+
+
+def _followed(total: Tensor, at: Tensor, free: Tensor | None) -> Tensor:
+    """Return the gradient of a number at some inputs, [batch, *input], finite, and 0 where nothing may move."""
     # A constant output has no graph at all, which means the same as a gradient of zero.
-    slope = torch.autograd.grad(value.sum(), moved, allow_unused=True)[0] if value.requires_grad else None
-    slope = torch.zeros_like(moved) if slope is None else slope
-    return value.detach().expand(len(moved)), slope if free is None else torch.where(free, slope, 0)
+    slope = torch.autograd.grad(total, at, allow_unused=True)[0] if total.requires_grad else None
+    slope = torch.zeros_like(at) if slope is None else slope
+    return finite_slope(slope if free is None else torch.where(free, slope, 0))
 
 
 def _free(attack: Iterated, box: tuple[Tensor, Tensor]) -> Tensor | None:

@@ -421,7 +421,7 @@ def _check(loss: Any) -> None:
     if negatives != "batch":
         if isinstance(negatives, str):
             raise ValueError(f"negatives is {negatives!r}; expected how many, or 'batch'")
-        check_whole("negatives", negatives)
+        object.__setattr__(loss, "negatives", check_whole("negatives", negatives))
 
 
 def _check_company(loss: Any, batch: Batch, otherwise: str = "") -> None:

@@ -13,9 +13,9 @@ from rt_core.encoders import Encoder
 from rt_core.neighbors import Bank
 from rt_core.perturbing import moved_to
 from rt_core.randomness import SampleRandom
-from rt_core.traces import Ball, Batch, Context, Trace, check_number, check_radius, check_whole, lengths, per_sample
+from rt_core.traces import Ball, Batch, Context, Trace, check_number, check_radius, lengths, per_sample
 from rt_unsupervised_attacks.apgd import Objective, climb, direction, look, margin_near, nearest_others, squared_margin
-from rt_unsupervised_attacks.gradient import _in_l2_ball
+from rt_unsupervised_attacks.gradient import _in_l2_ball, _set_whole
 
 __all__ = ["BreakawayRadius", "QuantileRadius"]
 
@@ -49,8 +49,7 @@ class _Radius(ABC):
         if self.limit == 0:
             raise ValueError("limit is 0; it is the largest radius that is tried, so it must be positive")
         Ball(self.norm, self.limit)
-        for name in ("steps", "rounds"):
-            check_whole(name, getattr(self, name))
+        _set_whole(self, "steps", "rounds")
         if self.steps < 2:
             raise ValueError(f"steps is {self.steps}; the first of them looks at the start alone, so at least 2 are needed")
         if self.divergence is not None:

@@ -54,7 +54,7 @@ class USquare:
     def __post_init__(self) -> None:
         check_radius("epsilon", self.epsilon)
         object.__setattr__(self, "mask", self.ball.mask)
-        check_whole("queries", self.queries)
+        object.__setattr__(self, "queries", check_whole("queries", self.queries))
         check_number("area", self.area)
         if not 0 < self.area <= 1:
             raise ValueError(f"area is {self.area:g}; it is a share of the image, so it must be in (0, 1]")

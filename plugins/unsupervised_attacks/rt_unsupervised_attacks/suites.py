@@ -29,7 +29,7 @@ def ensemble(*, epsilon: float, norm: str = "linf", budget: int = 50, k: int = 3
     Raises:
         ValueError: a parameter out of its range.
     """
-    check_whole("budget", budget)
+    budget = check_whole("budget", budget)
     return Suite(
         {
             "apgd": UAPGD(epsilon=epsilon, norm=norm, steps=budget),

@@ -11,7 +11,8 @@ from rt_core.datasets import as_samples
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder, as_encoder, check_inputs
 from rt_core.randomness import SampleRandom, stream
-from rt_core.traces import Ball, Batch, FrozenTensor, check_number, check_radius, check_whole
+from rt_core.traces import Ball, Batch, FrozenTensor, check_number, check_radius
+from rt_unsupervised_attacks.gradient import _followed, _set_whole
 
 __all__ = ["UniversalPerturbation"]
 
@@ -44,8 +45,7 @@ class UniversalPerturbation:
 
     def __post_init__(self) -> None:
         check_radius("epsilon", self.epsilon)
-        for name in ("epochs", "batch"):
-            check_whole(name, getattr(self, name))
+        _set_whole(self, "epochs", "batch")
         if self.step is not None:
             check_number("step", self.step)
             if not self.step > 0:
@@ -126,10 +126,9 @@ class UniversalPerturbation:
 
 def _slope(encoder: Encoder, inputs: Tensor, clean: Tensor, divergence: Divergence, delta: Tensor) -> Tensor:
     """Return the gradient of the mean divergence: [1, *input]"""
-    at = delta.clone().requires_grad_()
+    at = delta.repeat(len(inputs), *[1] * (delta.ndim - 1)).requires_grad_()  # each its own, so that one that is infinite is seen as one
     value = divergence(clean, encoder(encoder.clip(inputs + at)))
-    slope = torch.autograd.grad(value.mean(), at, allow_unused=True)[0] if value.requires_grad else None
-    return torch.zeros_like(delta) if slope is None else slope
+    return _followed(value.mean(), at, None).sum(0, keepdim=True)
 
 
 def _inward(delta: Tensor, epsilon: float) -> Tensor:

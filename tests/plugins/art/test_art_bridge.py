@@ -384,7 +384,10 @@ def test_a_factory_makes_what_it_likes():
         (lambda: ARTAttack(PGD[0], eps=np.full(3, 0.1)), "expected a number"),
         (lambda: ARTAttack(PGD[0], eps_step=0), "eps_step is 0; a step must be positive"),
         (lambda: ARTAttack(PGD[0], norm="l2"), "norm is 'l2'; expected 'inf' or a number from 1 on"),
-        (lambda: ARTAttack(PGD[0], max_iter=0), "max_iter is 0; at least one step is needed"),
+        (lambda: ARTAttack(PGD[0], max_iter=0), "max_iter is 0; at least one is needed"),
+        (lambda: ARTAttack(PGD[0], max_iter=True), "max_iter is True; expected a number, such as 100, the library's default"),
+        (lambda: ARTAttack(PGD[0], max_iter=2.5), "max_iter is 2.5; expected a whole number, such as 10"),
+        (lambda: ARTAttack(PGD[0], num_random_init=True), "num_random_init is True; expected a number, such as 0"),
         (lambda: ARTAttack(PGD[0], num_random_init=5), "num_random_init is 5; expected 0 or 1: ART keeps the restart"),
         (lambda: ARTAttack("FastGradientMethod", minimal=True), "minimal is True; it looks for the step"),
         (lambda: ARTAttack(PGD[0], mode="logits"), "mode is 'logits'; expected 'y', 'unit', 'threshold', 'instance'"),
@@ -462,3 +465,49 @@ def test_an_existing_configuration_of_art_is_read_and_kept(tmp_path):
         HOME=str(tmp_path),
     )
     assert (tmp_path / ".art" / "config.json").read_text() == written
+
+
+WEIGHT = torch.ones(3 * 16 * 16, 4, requires_grad=True)
+DEAF = {
+    "no_grad": torch.no_grad()(lambda inputs: inputs.flatten(1)),
+    "weights alone": lambda inputs: inputs.detach().flatten(1) @ WEIGHT,
+}
+
+
+@pytest.mark.parametrize("deaf", DEAF)
+@pytest.mark.parametrize("name", [*GRADIENT, "AutoProjectedGradientDescent"])
+def test_an_encoder_without_a_gradient_is_noted_as_stuck(name, deaf):
+    options = {} if name == "FastGradientMethod" else {"max_iter": 3}
+    trace = rt_core.perturb(ARTAttack(name, **options), rt_core.Encoder(DEAF[deaf], name="deaf"), images(2))
+    assert trace.stuck.all()
+    assert not rt_core.perturb(ARTAttack(name, **options), make_encoder(), images(2)).stuck.any()
+
+
+@pytest.mark.parametrize("name", ["DeepFool", "NewtonFool", "CarliniL2Method"])
+def test_a_search_without_a_gradient_reaches_nothing(name):
+    attack = ARTAttack(name, threshold=0.5, max_iter=1)
+    trace = rt_core.perturb(attack, rt_core.Encoder(DEAF["no_grad"], name="deaf"), images(2))
+    assert trace.notes["reached"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("MomentumIterativeMethod", {"eps": 0.05, "eps_step": 0.01}), (PGD[0], {"norm": 2, "eps": 0.5}), (PGD[2], {"norm": 2, "eps": 0.5})],
+)
+def test_an_infinite_slope_at_one_pixel_stops_no_attack(name, options):
+    encoder, inputs = rt_core.Encoder(lambda inputs: inputs.sqrt().mean((2, 3)), name="root"), images(2) * 0.5 + 0.3
+    attack = ARTAttack(name, max_iter=8, **options)
+    usual = rt_core.perturb(attack, encoder, inputs).divergence
+    inputs[:, :, 0, 0] = 0
+    assert (rt_core.perturb(attack, encoder, inputs).divergence > 0.9 * usual).all()
+
+
+@pytest.mark.parametrize("options", [{"max_iter": 20}, {"max_iter": 280}, {"lambda_param": 0.1}], ids=str)
+def test_what_the_library_cannot_make_is_said_at_once(options):
+    ((name, value),) = options.items()
+    with pytest.raises(
+        ValueError,
+        match=rf"ART's GeoDA cannot be made with {name}={value} \(\w+Error in the library\): max_iter is a number of queries, .* give 500",
+    ):
+        ARTAttack("GeoDA", **options)
+    assert ARTAttack("GeoDA", max_iter=500).steps == 500

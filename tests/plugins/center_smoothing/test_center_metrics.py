@@ -178,7 +178,10 @@ def test_a_sample_on_which_the_encoder_breaks_at_times_has_its_rows():
 
     encoder = Encoder(Breaking(), name="breaking")
     metrics = {name: replace(metric, sigma=0.25) for name, metric in METRICS.items()}
-    results = rt.run(plan(metrics, encoder), progress=False)
+    words = r"encoder 'breaking' gave NaN or infinity for \d\.\d\d% of [12],\d00 noisy copies of sample '\d+' \(sigma 0.25\): such draws count against"
+    with pytest.warns(RobustnessWarning, match=words) as said:
+        results = rt.run(plan(metrics, encoder), progress=False)
+    assert len(said) == 1  # of six metrics and six samples
     rows = results.frame.pivot(index="sample", columns="metric", values="value")
     assert rows.shape == (6, len(METRICS))
     assert not results.manifest["errors"]
@@ -265,10 +268,17 @@ def test_a_divergence_that_is_no_metric_is_refused():
         assert read[2].encoder.passes.forwards == 0
 
 
-def test_wide_noise_is_warned_of():
-    for name in ("certified_neighbor_radius", "half_mass_radius"):
-        with pytest.warns(RobustnessWarning, match="sigma is 2, and inputs of encoder 'tiny' span a range of 1"):
-            replace(METRICS[name], sigma=2.0)(*reading())
+def test_noise_wider_than_the_bounds_is_refused_before_any_pass():
+    words = r"sigma is 25; inputs of encoder 'tiny' span a range of 1, so it must be in \(0, 1\]: write 25/255, not 25"
+    for metric in METRICS.values():
+        read = reading()
+        with pytest.raises(ValueError, match=words):
+            replace(metric, sigma=25.0)(*read)
+        assert read[2].encoder.passes.forwards == 0
+    with pytest.raises(ValueError, match=words):
+        rt.run(plan([CertifiedNeighborRadius(sigma=25.0)]), progress=False)
+    with pytest.raises(ValueError, match=words):
+        CenterSmoothing(**OUTPUT | {"sigma": 25.0}).certify(tiny_encoder(), tiny_inputs(1))
 
 
 def plan(metrics, encoder=None, attacked=6):

@@ -328,7 +328,9 @@ def test_sigma_and_radii_are_in_the_units_of_the_bounds():
     found = CenterSmoothing(**FEW).certify(flat_encoder(), inputs)
     twice = CenterSmoothing(**FEW | {"sigma": 0.5, "input_radius": 0.5}).certify(wide, 2 * inputs - 1, seed=1)
     torch.testing.assert_close(found.radius, twice.radius, rtol=0.02, atol=0)
-    with pytest.warns(RobustnessWarning, match=r"sigma is 63.75, and inputs of encoder 'flat' span a range of 1: sigma is in the units"):
+    with pytest.raises(
+        ValueError, match=r"sigma is 63.75; inputs of encoder 'flat' span a range of 1, so it must be in \(0, 1\]: write 63.75/255"
+    ):
         CenterSmoothing(**FEW | {"sigma": 63.75}).certify(flat_encoder(), inputs[:1])
 
 

@@ -267,6 +267,8 @@ def test_votes_give_the_published_radii():
         ({"alpha": 1.0}, "alpha is 1; it is a probability of error and must be in"),
         ({"delta": 0.5}, r"delta is 0.5; 1/2 \+ delta is a share of draws, so it must be in \[0, 0.5\)"),
         ({"draws": 0}, "draws is 0; at least one is needed"),
+        ({"draws": 1000.5}, "draws is 1000.5; expected a whole number"),
+        ({"alpha": "0.005"}, "alpha is '0.005'; expected a plain number"),
         ({"sigma": 0.0}, "sigma is 0; the noise's standard deviation must be positive"),
         ({"sigma": math.nan}, "sigma is nan"),
         ({"input_radius": -1.0}, "input_radius is -1; a radius cannot be negative"),
@@ -276,6 +278,25 @@ def test_votes_give_the_published_radii():
 def test_a_parameter_that_none_can_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         certify_rank(**TYPICAL | {"draws": 100} | options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vote_radius(5.5, 10, sigma=1, alpha=0.1), "own_votes is 5.5; of 10 draws it must be a whole number in 0 to 10"),
+        (lambda: vote_radius(11, 10, sigma=1, alpha=0.1), "own_votes is 11; of 10 draws"),
+        (lambda: vote_radius(5, 10.5, sigma=1, alpha=0.1), "draws is 10.5; expected a whole number"),
+        (lambda: vote_radius(torch.tensor([5, 6]), 10, sigma=1, alpha=0.1), "own_votes is tensor"),
+        (lambda: abstains(-1, 10, alpha=0.1, delta=0.1), "inside is -1; of 10 draws"),
+        (lambda: minimum_enclosing_center(torch.rand(3)), r"points has shape \[3\]; expected \[n, dim\]"),
+        (lambda: minimum_enclosing_center(torch.rand(0, 3)), "there are no points; expected at least one"),
+        (lambda: minimum_enclosing_center(torch.rand(3, 2), candidates=1.5), "candidates is 1.5; expected a whole number"),
+        (lambda: minimum_enclosing_center(torch.rand(3, 2), candidates=4), "candidates is 4; there are 3 points"),
+    ],
+)
+def test_counts_and_points_that_none_can_have_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @given(seed=st.integers(0, 2**31), divergence=st.sampled_from(METRICS), distance=st.floats(0, 3))

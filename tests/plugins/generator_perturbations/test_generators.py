@@ -1,10 +1,13 @@
 """Generators: adding by hand, the network's own images bit for bit, hooks that go, layers that cannot be, and draws that belong to their ids."""
 
+import copy
 import gc
 import json
 import pickle
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rt_core.errors import RobustnessWarning
+from rt_core.fingerprints import fingerprint
 from rt_generator_perturbations import (
     Generator,
     GeneratorError,
@@ -25,6 +29,7 @@ from rt_generator_perturbations import (
     find_layers,
     search,
 )
+from rt_generator_perturbations.layers import add
 
 LAYERS = ["fc", "blocks.0", "blocks.1", "blocks.2"]
 
@@ -267,17 +272,86 @@ def test_a_checkpointed_network_can_be_differentiated_twice_and_in_two_graphs_on
     assert not torch.equal(slope, apart)
 
 
-def test_two_checkpointed_graphs_in_one_backward_pass_are_refused_and_nothing_stays():
-    net = network("not reentrant")
-    made = generator(net, layers=["blocks.1.conv"])
-    latents, moved = made.draw(range(2)), perturbations(made, 2, ["blocks.1.conv"])["blocks.1.conv"].requires_grad_()
-    images = [made(latents, {"blocks.1.conv": factor * moved}) for factor in (1, 2)]
-    with pytest.raises(LayerError, match="several calls are in one backward pass"):
-        sum(images).square().sum().backward()
-    del images
-    made(latents)
-    assert hooks(net) == 0
-    assert net.training
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("of", ["one generator", "two generators"])
+def test_checkpointed_graphs_in_one_backward_pass_are_told_apart_and_nothing_stays(of, mode):
+    """Case 15 of a review: two generators of one network moved each other's activations where these were made again."""
+    layer, net = "blocks.1.conv", network("not reentrant")
+    getattr(net, mode)()
+    before = state_of(net)
+    first = generator(net, layers=[layer])
+    second = first if of == "one generator" else generator(net, layers=[layer])
+    latents, weight = first.draw(range(2)), torch.randn(2, 2, 8, 8)
+    parts = [perturbations(first, 2, [layer], seed=seed)[layer].requires_grad_() for seed in (1, 2)]
+    images = [made(latents, {layer: part}) for made, part in zip((first, second), parts, strict=True)]
+    right = [torch.autograd.grad((generator(layers=[layer])(latents, {layer: part}) * weight).sum(), part)[0] for part in parts]
+    for order in (images, images[::-1]):
+        together = (order[0] * weight).sum() + (order[1] * weight).sum()
+        for found, wanted in zip(torch.autograd.grad(together, parts, retain_graph=True), right, strict=True):
+            torch.testing.assert_close(found, wanted)
+        assert state_of(net) == before  # each backward pass puts back what it found, the latest first
+    assert not torch.allclose(*right)
+
+
+def test_a_checkpointed_networks_own_call_in_one_backward_pass_is_not_moved():
+    layer, net = "blocks.1.conv", network("not reentrant")
+    made = generator(net, layers=[layer])
+    latents, part = made.draw(range(2)), perturbations(made, 2, [layer])[layer].requires_grad_()
+    label, weight = nn.functional.one_hot(latents.classes, 3).float(), torch.randn(2, 2, 8, 8)
+    given = latents.latents.clone().requires_grad_()
+    (right,) = torch.autograd.grad((network().eval()(given, label) * weight).sum(), given)
+    with made.in_use():
+        (moved,) = torch.autograd.grad((made(latents, {layer: part}) * weight).sum(), part)
+        for first in (True, False):
+            own = net(given, label) if first else None
+            images = made(latents, {layer: part})
+            own = net(given, label) if own is None else own
+            found = torch.autograd.grad((images * weight).sum() + (own * weight).sum(), [part, given])
+            torch.testing.assert_close(found[0], moved)
+            torch.testing.assert_close(found[1], right)
+
+
+def test_two_generators_of_one_network_in_one_backward_pass_leave_it_as_it_was():
+    net = network().train()
+    before = state_of(net)
+    parts, images = [], []
+    for made in (generator(net), generator(net)):
+        parts.append(perturbations(made, 2, ["fc"])["fc"].requires_grad_())
+        images.append(made(made.draw(range(2)), {"fc": parts[-1]}))
+    sum(images).sum().backward()
+    assert state_of(net) == before
+    assert torch.equal(parts[0].grad, parts[1].grad)
+
+
+@pytest.mark.parametrize("checkpointed", ["not reentrant", "reentrant"])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_inside_of_another_is_perturbed_once_or_refused(checkpointed):
+    """A reentrant one inside of another runs a third time, in a backward pass of its own."""
+
+    class Outer(nn.Module):
+        def __init__(self, checkpointed):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.inner, self.checkpointed = nn.Linear(3, 4), nn.Linear(4, 4), checkpointed
+
+        def forward(self, latent):
+            def run(body, features):
+                return checkpoint(body, features, use_reentrant=self.checkpointed == "reentrant") if self.checkpointed else body(features)
+
+            nested = lambda features: run(lambda features: self.inner(features).tanh().square(), features.tanh()).exp()  # noqa: E731
+            return run(nested, self.fc(latent)).view(-1, 1, 2, 2)
+
+    slopes = []
+    for kind in (None, checkpointed):
+        made = Generator(Outer(kind), layers=["fc", "inner"], latent=3, values=None)
+        parts = {"fc": torch.randn(2, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(), "inner": torch.ones(2, 4)}
+        images = made(made.draw(range(2)), parts).square().sum()
+        if kind == "reentrant":
+            with pytest.raises(LayerError, match="'inner' runs without gradients, as inside a reentrant checkpoint"):
+                images.backward()
+            return
+        slopes.append(torch.autograd.grad(images, parts["fc"])[0])
+    assert torch.equal(*slopes)
 
 
 class Breaks(torch.autograd.Function):
@@ -392,6 +466,107 @@ def test_a_layer_inside_a_reentrant_checkpoint_is_refused_and_one_around_it_is_r
     assert torch.equal(*slopes)
 
 
+@pytest.mark.parametrize("layers", [["a"], ["1", "2"]])
+def test_a_generator_that_works_in_place_on_what_it_is_given_leaves_the_callers_latents(layers):
+    class Sphere(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 4)
+
+        def forward(self, latent, label):
+            latent.div_(latent.detach().norm(dim=1, keepdim=True))
+            label.mul_(0)
+            return self.a(latent).view(-1, 1, 2, 2)
+
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Tanh(), nn.Unflatten(1, (1, 2, 3)))
+    options = {"layers": layers, "latent": 6, "values": None}
+    made = Generator(Sphere(), classes=3, label="index", **options) if layers == ["a"] else Generator(first, **options)
+    latents = made.draw(range(5))
+    before = copy.deepcopy(latents)
+    for moved in ({}, {"latent": torch.randn(5, 6, requires_grad=True)}):
+        once, again = made(latents, moved), made(latents, moved)
+        assert torch.equal(once, again)
+        assert torch.equal(latents.latents, before.latents)
+        assert made.classes is None or torch.equal(latents.classes, before.classes)
+    drawn = made.draw([f"scale {place}" for place in range(64)]).latents
+    torch.testing.assert_close(made.scales(per="neuron")["latent"], drawn.std(0), rtol=1e-4, atol=1e-6)
+    given = Latents(ids=latents.ids, latents=latents.latents.clone().requires_grad_(), classes=latents.classes)
+    assert torch.autograd.grad(made(given).sum(), given.latents)[0].abs().max() > 0
+
+
+def test_several_latents_may_be_overwritten_too():
+    class Two(nn.Module):
+        def forward(self, one, other):
+            return torch.cat([one.mul_(2), other.mul_(3)], 1).view(-1, 1, 1, 4)
+
+    made = Generator(Two(), layers=[], latent=((2,), (2,)), values=None)
+    latents, moved = made.draw(range(3)), torch.randn(3, 4, requires_grad=True)
+    images = made(latents, {"latent": moved})
+    factor = torch.tensor([2.0, 2.0, 3.0, 3.0])
+    torch.testing.assert_close(images.flatten(1), (torch.cat(latents.latents, 1) + moved) * factor)
+    assert torch.equal(torch.autograd.grad(images.sum(), moved)[0], factor.expand(3, 4))
+
+
+class Batched(nn.Module):
+    """Normalizes by the batch's own statistics, or by the item's."""
+
+    def __init__(self, norm):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.norm, self.last = nn.Linear(6, 64), norm, nn.Conv2d(4, 1, 1)
+
+    def forward(self, latent, *label):
+        return self.last(self.norm(self.fc(latent).view(-1, 4, 4, 4)).relu()).tanh()
+
+
+@pytest.mark.parametrize("given", ["by hand", "zeros", "drawn", "found by shapes"])
+def test_a_generator_whose_images_depend_on_the_batch_is_refused_and_seeded_mends_it(given):
+    """Case 7 of a review: one image alone cannot show it, nor can one beside a copy of itself."""
+    net = Batched(nn.BatchNorm2d(4, track_running_stats=False))
+    options = {"layers": ["fc", "norm"], "latent": 6}
+    made, random = Generator(net, **options), torch.randn(1, 6)
+    latents = {"by hand": Latents(ids=["a"], latents=random), "zeros": Latents(ids=["a"], latents=torch.zeros(1, 6))}
+    with pytest.raises(
+        GeneratorError, match=r"when others are drawn beside it \(apart by .*track_running_stats=True.*seeded=True.*each image alone"
+    ):
+        made.shapes() if given == "found by shapes" else made(latents.get(given, made.draw(range(3))))
+    for fine in (nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.BatchNorm2d(4)):
+        assert Generator(Batched(fine), **options).shapes()["norm"] == (4, 4, 4)
+    alone = Generator(net, seeded=True, **options)
+    drawn, moved = alone.draw(range(4)), torch.randn(4, 4, 4, 4)
+    torch.testing.assert_close(alone(drawn, {"norm": moved})[[2]], alone(drawn.select([2]), {"norm": moved[[2]]}), rtol=0, atol=1e-6)
+
+
+def test_a_generator_that_draws_one_image_at_a_time_is_not_refused():
+    class Single(nn.Module):
+        def forward(self, latent):
+            return latent.reshape(1, 1, 1, 3)
+
+    made = Generator(Single(), layers=[], latent=3, values=None)
+    latents = made.draw(range(2))
+    assert torch.equal(made(latents.select([1])).flatten(), latents.latents[1])
+    with pytest.raises(GeneratorError, match="failed on"):
+        made(latents)
+
+
+def test_other_content_is_found_for_a_code_too():
+    class Codes(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.norm = nn.Embedding(5, 4), norm
+
+        def forward(self, codes):
+            return self.norm(self.table(codes)).flatten(1).view(-1, 1, 3, 4)
+
+    latents = Latents(ids=["a"], latents=torch.tensor([[0, 3, 4]]))
+    options = {"layers": ["table"], "latent": PickedLatents(torch.zeros(1, 3, dtype=torch.int64)), "values": None}
+    with pytest.raises(GeneratorError, match="when others are drawn beside it"):
+        Generator(Codes(nn.BatchNorm1d(3, track_running_stats=False)), **options)(latents)
+    assert Generator(Codes(nn.LayerNorm(4)), **options)(latents).shape == (1, 1, 3, 4)
+
+
 class Noisy(nn.Module):
     def __init__(self, strength=1.0):
         super().__init__()
@@ -434,6 +609,48 @@ def test_seeded_noise_belongs_to_the_id_whatever_the_batch_and_leaves_the_global
     assert torch.equal(torch.get_rng_state(), state)
     noise = images.flatten(1) - made.module.fc(latents.latents) - moved
     assert len({tuple(row) for row in noise.mul(1e3).round().int().tolist()}) == 4
+
+
+def test_seeded_noise_follows_the_seed_of_the_draw():
+    made = Generator(Noisy(), layers=["fc"], latent=3, values=None, seeded=True)
+    noise = []
+    for seed in (0, 1, 0):
+        latents = made.draw(range(3), seed=seed)
+        noise.append(made(latents).flatten(1) - made.module.fc(latents.latents))
+    torch.testing.assert_close(noise[0], noise[2])
+    assert ((noise[0] - noise[1]).abs().amax(1) > 1e-2).all()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_seeded_generator_may_be_checkpointed(batch):
+    """Case 18 of a review: every image is a call of its own, and all of them are in one backward pass."""
+
+    class Both(nn.Module):
+        def __init__(self, checkpointed):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.checkpointed = nn.Linear(3, 4), nn.Linear(4, 4), checkpointed
+
+        def body(self, latent):
+            features = self.a(latent)
+            return self.b((features + torch.randn_like(features)).tanh().square())
+
+        def forward(self, latent):
+            features = checkpoint(self.body, latent, use_reentrant=False) if self.checkpointed else self.body(latent)
+            return (features + torch.randn_like(features)).tanh().view(-1, 1, 2, 2)
+
+    weight, slopes, nets = torch.randn(4, 1, 2, 2), [], [Both(False), Both(True)]
+    for net in nets:
+        made = Generator(net, layers=["a"], latent=3, seeded=True)
+        latents, moved = made.draw(range(4)), torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        for start in range(0, 4, batch):
+            rows = slice(start, start + batch)
+            (made(latents.select(rows), {"a": moved[rows]}) * weight[rows]).sum().backward()
+        slopes.append(moved.grad)
+        assert hooks(net) == 0
+        assert all(part.requires_grad for part in net.parameters())
+    torch.testing.assert_close(*slopes)
+    assert slopes[0].abs().min() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -546,6 +763,129 @@ def test_a_layer_that_is_reached_only_at_times_is_found_in_the_call():
         made(latents, {"extra": torch.zeros(2, 4)})
 
 
+@pytest.mark.parametrize("name", ["latent", "image"])
+@pytest.mark.parametrize("layers", [None, "named", ["*"]])
+def test_a_submodule_of_the_name_of_an_end_is_refused_as_a_layer(name, layers):
+    """Case 6 of a review: its perturbation went to the latent or the image, or both."""
+    net = nn.Sequential()
+    net.add_module("first", nn.Linear(4, 4))
+    net.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    net.add_module("last", nn.Unflatten(1, (1, 2, 2)))
+    message = (
+        rf"a submodule is named '{name}', which stands for what the network .*rename the submodule, or name a part .*{name}\.0, {name}\.1"
+    )
+    with pytest.raises(LayerError, match=message):
+        Generator(net, layers=[name] if layers == "named" else layers, latent=4)
+    made = Generator(net, layers=["first", f"{name}.1"], latent=4)
+    assert made.shapes()[f"{name}.1"] == (4,)
+    setattr(net, name, net.get_submodule(name)[0])
+    with pytest.raises(LayerError, match=r"instead \(it has none\)"):
+        Generator(net, layers=[name], latent=4)
+    assert Generator(net, layers=[], latent=4, latent_layer=name if name == "latent" else None).layers == ("latent", "image")
+
+
+def test_two_names_of_one_module_are_refused():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = self.again = nn.Linear(4, 4)
+
+        def forward(self, latent):
+            return self.again(latent).view(-1, 1, 2, 2)
+
+    with pytest.raises(LayerError, match="layers 'a' and 'again' are one module of two names; name it once"):
+        Generator(Shared(), layers=["a", "again"], latent=4)
+    made, moved = Generator(Shared(), layers=["again"], latent=4, values=None), torch.ones(2, 4)
+    latents = made.draw(range(2))
+    torch.testing.assert_close(made(latents, {"again": moved}) - made(latents), moved.view(2, 1, 2, 2))
+
+
+@pytest.mark.filterwarnings("error:Casting complex values")
+def test_layers_of_complex_numbers_are_refused_and_those_around_are_right():
+    class Spectrum(nn.Module):
+        def forward(self, features):
+            return torch.fft.fft(features)
+
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.spectrum, self.last = nn.Linear(3, 4), Spectrum(), nn.Linear(4, 4)
+
+        def forward(self, latent):
+            return self.last(torch.fft.ifft(self.spectrum(self.fc(latent))).real).view(-1, 1, 2, 2)
+
+    made = Generator(Spectral(), layers=["fc", "spectrum"], latent=3, values=None)
+    for use in (made.shapes, made.scales, lambda: made(made.draw([0]), {"spectrum": torch.zeros(1, 4)})):
+        with pytest.raises(LayerError, match="'spectrum' holds complex numbers, which cannot be perturbed: name a layer before or after"):
+            use()
+    with pytest.raises(LayerError, match="'x' holds complex numbers"):
+        add("x", torch.zeros(1, 4, dtype=torch.complex64), torch.zeros(1, 4))
+    around = Generator(made.module, layers=["fc", "last"], latent=3, values=None)
+    assert around(around.draw(range(2)), {"fc": torch.ones(2, 4)}).shape == (2, 1, 2, 2)
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Unflatten(1, (1, 2, 2)))
+
+
+def compiled_in_place(net):
+    net.compile(backend="eager")
+    return net
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            "compiled",
+            r"compiled, so no hook is called in it: give the eager network, which is its _orig_mod, or .*latent and the image alone",
+        ),
+        ("compiled in place", r"compiled, .*: give the eager network, on which compile\(\) was not called, or "),
+        ("traced", "traced or scripted, so no hook is called in it: give the network that it was made of, or "),
+        ("scripted", "traced or scripted, so no hook is called in it: give the network that it was made of, or "),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_compiled_and_scripted_networks_are_refused_for_inner_layers_and_serve_without(how, message):
+    made = {
+        "compiled": lambda: torch.compile(small(), backend="eager"),
+        "compiled in place": lambda: compiled_in_place(small()),
+        "traced": lambda: torch.jit.trace(small().eval(), torch.zeros(2, 4)),
+        "scripted": lambda: torch.jit.script(small()),
+    }[how]
+    names = ["_orig_mod.1"] if how == "compiled" else ["1"]
+    net = made()
+    for layers in (names, None):
+        with pytest.raises(LayerError, match=message):
+            Generator(net, layers=layers, latent=4)
+    with pytest.raises(LayerError, match=message):
+        Generator(net, layers=[], latent=4, latent_layer=names[0])
+    ends, plain = Generator(net, layers=[], latent=4), Generator(small(), layers=[], latent=4)
+    latents, moved = plain.draw(range(3)), {"latent": torch.ones(3, 4), "image": torch.full((3, 1, 2, 2), 0.1)}
+    torch.testing.assert_close(ends(latents, moved), plain(latents, moved))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_parts_that_are_compiled_or_scripted_are_refused_where_they_hold_a_layer_only():
+    def whole(part):
+        return nn.Sequential(part, nn.Tanh(), nn.Unflatten(1, (1, 2, 2)))
+
+    part = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    scripted = whole(torch.jit.script(part))
+    for layer in ("0", "0.1"):
+        with pytest.raises(LayerError, match=r"traced or scripted, .*give that part of the network that it was made of"):
+            Generator(scripted, layers=[layer], latent=4)
+    compiled = whole(torch.compile(part, backend="eager"))
+    with pytest.raises(LayerError, match="give that part of the eager network"):
+        Generator(compiled, layers=["0._orig_mod.1"], latent=4)
+    right = Generator(whole(part), layers=["0", "1"], latent=4)
+    latents, moved = right.draw(range(2)), {"0": torch.ones(2, 4), "1": torch.ones(2, 4)}
+    torch.testing.assert_close(Generator(compiled, layers=["0", "1"], latent=4)(latents, moved), right(latents, moved))
+    moved.pop("0")
+    torch.testing.assert_close(Generator(scripted, layers=["1"], latent=4)(latents, moved), right(latents, moved))
+
+
 class Dropping(nn.Module):
     """Calls ``relu`` for what it does to its argument, and ``aside`` for nothing."""
 
@@ -592,10 +932,10 @@ def test_the_check_of_what_moves_costs_a_pass_a_layer_once():
     net = network()
     made = generator(net)
     made(made.draw(range(2)))
-    assert len(net.calls) == 2 + len(LAYERS) + 1
+    assert len(net.calls) == 2 + 2 + len(LAYERS) + 1  # shapes and again, beside a copy and beside another, layers, and the call
     made.shapes(made.draw(range(2)))
     made(made.draw(range(2)))
-    assert len(net.calls) == 2 + len(LAYERS) + 1 + 2 + 1
+    assert len(net.calls) == 2 + 2 + len(LAYERS) + 1 + 2 + 1
 
 
 def test_layers_in_another_order_than_they_run_are_refused():
@@ -656,6 +996,13 @@ def test_what_gives_no_images_is_refused():
     [
         ({"latent": 0}, "latent is 0; expected a shape"),
         ({"latent": ()}, "expected a shape"),
+        ({"latent": True}, "latent is True; expected a shape"),
+        ({"latent": (True, 2)}, r"latent is \(True, 2\); expected a shape"),
+        ({"latent": ((3,), ((1,), (2,)))}, "its parts must be shapes or functions.*side by side"),
+        ({"latent": {"z": {"w": 3}}}, "its parts must be shapes or functions.*side by side"),
+        ({"latent": ({"w": 3}, 2)}, "its parts must be shapes or functions.*side by side"),
+        ({"latent": {"z": 6, "w": 3}, "keywords": {"z": 1}}, "keywords or label_keyword name 'z', which latent draws"),
+        ({"latent": {"z": 6, "w": 3}, "label_keyword": "w"}, "keywords or label_keyword name 'w', which latent draws"),
         ({"label": "onehot"}, "label is 'onehot'"),
         ({"values": (1, -1)}, "lowest must be below"),
         ({"classes": 0}, "classes is 0"),
@@ -733,6 +1080,8 @@ def test_latents_of_whole_numbers_alone_cannot_be_perturbed_and_other_layers_can
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scales = made.scales()
+        assert made.groups() == {"middle": ("table",), "pixels": ("image",)}
+    assert made.groups({"asked": ["latent"]}) == {"asked": ("latent",)}  # and refused where it is perturbed
     assert scales["table"] > 0
     moved = torch.randn(6, 4)
     torch.testing.assert_close(made(latents, {"table": moved}) - made(latents), (moved @ made.module.out.weight.T).view(-1, 1, 2, 2))
@@ -755,6 +1104,44 @@ def test_classes_go_to_the_network_as_it_wants_them(label):
     assert made.module.wanted.dtype == right.dtype
 
 
+def test_latents_by_hand_that_are_none_are_refused():
+    kept = {"ids": ["a", "b"], "latents": torch.zeros(2, 6)}
+    made = generator()
+    for kind in (torch.uint8, torch.int32, torch.int64):
+        given = Latents(**kept, classes=torch.tensor([2, 0], dtype=kind))
+        assert given.classes.dtype == torch.int64
+        assert torch.equal(made(given), made(Latents(**kept, classes=torch.tensor([2, 0]))))
+    for wrong in (torch.tensor([1.0, 2.0]), torch.tensor([True, False]), torch.zeros(2, 3, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"classes is \w+ \[2.*\]; expected whole numbers \[batch\]"):
+            Latents(**kept, classes=wrong)
+    with pytest.raises(ValueError, match=r"classes is \[0, 1\]; expected a tensor \[batch\] of whole numbers, such as torch.tensor"):
+        Latents(**kept, classes=[0, 1])
+    for outside in ([0, 3], [-1, 0]):
+        with pytest.raises(ValueError, match=f"classes holds {3 if 3 in outside else -1}; generator 'generator' has classes 0 to 2"):
+            made(Latents(**kept, classes=torch.tensor(outside)))
+    for wrong in ([1.0, 2.0], 3, None, {"z": [1.0]}, [torch.zeros(2), 1]):
+        with pytest.raises(ValueError, match=r"latents is .*; expected a tensor \[batch, \*latent\], or a tuple or a dict of such"):
+            Latents(ids=["a", "b"], latents=wrong)
+    with pytest.raises(ValueError, match=r"have \[None\] rows for 2 ids"):
+        Latents(ids=["a", "b"], latents=torch.tensor(1.0))
+
+
+def test_seeds_are_whole_numbers_and_latents_keep_theirs():
+    made = generator()
+    for wrong in (1.5, "1", True, None):
+        with pytest.raises(ValueError, match=f"seed is {wrong!r}; expected a whole number"):
+            made.draw([0], seed=wrong)
+        with pytest.raises(ValueError, match="expected a whole number"):
+            made.scales(seed=wrong)
+    drawn = made.draw(range(3), seed=np.int64(7))
+    assert torch.equal(drawn.latents, made.draw(range(3), seed=7).latents)
+    assert drawn.seed == drawn.select([1]).seed == drawn.to("cpu").seed == 7
+    assert generator(classes=None).draw([0], seed=3).seed == 3
+    assert Latents(ids=["a"], latents=torch.zeros(1, 6)).seed == 0
+    same = [Latents(ids=["a"], latents=torch.zeros(1, 6), seed=seed) for seed in (0, 0, 1)]
+    assert fingerprint(same[0]) == fingerprint(same[1]) != fingerprint(same[2])
+
+
 def test_classes_that_are_not_there_are_refused():
     made = generator()
     assert made.draw(range(3), classes=2).classes.tolist() == [2, 2, 2]
@@ -764,6 +1151,8 @@ def test_classes_that_are_not_there_are_refused():
     for wrong in (torch.tensor([1.9, 0.2]), [1.0, 2.0], 1.0, [True, False], True):
         with pytest.raises(ValueError, match="expected whole numbers, the indices of classes 0 to 2"):
             made.draw(range(2), classes=wrong)
+    with pytest.raises(ValueError, match=r"classes has shape \[3\] for 4 ids; give one class an id, or one number for all"):
+        made.draw(range(4), classes=[1, 2, 0])
     with pytest.raises(ValueError, match="needs them"):
         made(Latents(ids=["a"], latents=torch.zeros(1, 6)))
     with pytest.raises(ValueError, match="has none"):
@@ -835,12 +1224,30 @@ def test_values_can_be_pickled_and_a_generator_with_them():
 
 def test_rows_of_latents_are_chosen_by_position_slice_or_mask():
     latents = generator().draw("abcd")
-    for rows in ([1, 3], slice(1, None, 2), torch.tensor([1, 3]), torch.tensor([False, True, False, True]), [-3, -1]):
+    mask = [False, True, False, True]
+    for rows in (
+        [1, 3],
+        slice(1, None, 2),
+        range(1, 4, 2),
+        torch.tensor([1, 3]),
+        torch.tensor(mask),
+        [-3, -1],
+        mask,
+        np.array(mask),
+        np.array([1, 3]),
+    ):
         some = latents.select(rows)
         assert some.ids == ("b", "d")
         assert torch.equal(some.latents, latents.latents[[1, 3]])
         assert torch.equal(some.classes, latents.classes[[1, 3]])
-    assert len(latents.select([])) == 0
+    assert len(latents.select([])) == len(latents.select([False] * 4)) == 0
+    for rows in ([True, False], torch.tensor([True] * 5)):
+        with pytest.raises(ValueError, match=r"rows is a mask of shape \[.\] for 4 latents; expected one truth value each"):
+            latents.select(rows)
+    with pytest.raises(ValueError, match="expected positions"):
+        latents.select([0.5, 1.0])
+    with pytest.raises(IndexError):
+        latents.select([4])
 
 
 # ── scales and groups ──
@@ -865,6 +1272,31 @@ def test_scales_are_the_deviations_of_all_draws_at_once():
     for layer, value in made.scales(draws=50, seed=7, batch=7).items():
         assert value == pytest.approx(layers[layer], rel=1e-5)
     assert hooks(net) == 0
+
+
+def test_scales_of_some_layers_are_those_alone_without_warnings_of_others():
+    made = generator()
+    with pytest.warns(RobustnessWarning, match="of layer 'blocks") as said:
+        whole = made.scales(draws=8, per="neuron")
+    assert {Path(warning.filename).name for warning in said} == {"test_generators.py"}
+    for layers, wanted in (
+        (["image"], ["image"]),
+        (["latent"], ["latent"]),
+        (["blocks.1", "fc"], ["fc", "blocks.1"]),
+        (["blocks.*", "image"], ["blocks.0", "blocks.1", "blocks.2", "image"]),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if layers in (["image"], ["latent"]) else "ignore")
+            some = made.scales(draws=8, per="neuron", layers=layers)
+        assert list(some) == wanted
+        assert all(torch.equal(some[layer], whole[layer]) for layer in wanted)
+    with pytest.raises(LayerError, match="no layer is named 'blocks'"):
+        made.scales(layers=["blocks"])
+    with pytest.raises(ValueError, match="at least one"):
+        made.scales(layers=[])
+    made.module.calls.clear()
+    made.scales(layers=["latent"])
+    assert not made.module.calls
 
 
 def test_what_never_varies_is_said():
@@ -912,6 +1344,8 @@ def test_groups_of_ones_own_are_checked():
     assert own == {"coarse": ("latent", "blocks.0"), "blocks": ("blocks.0", "blocks.1", "blocks.2"), "all": made.layers}
     with pytest.raises(ValueError, match="at least one"):
         made.groups({"none": []})
+    with pytest.raises(ValueError, match=r"groups is \{\}; expected at least one group"):
+        made.groups({})
 
 
 # ── finding blocks ──
@@ -944,3 +1378,26 @@ def test_blocks_are_found_in_what_holds_the_weights():
     made = Generator(deconvolutions, latent=(8, 1, 1))
     assert made.groups() == {"latent": ("latent",), "early": ("2",), "late": ("5",), "pixels": ("image",)}
     assert made(made.draw(range(2))).shape == (2, 3, 7, 7)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.utils.spectral_norm, nn.utils.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm, "both"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_blocks_are_the_same_however_a_norm_of_the_weights_is_written(norm):
+    """Case 12 of a review: parametrized ones made every operation a layer."""
+
+    def both(part):
+        return nn.utils.parametrizations.spectral_norm(nn.utils.parametrizations.orthogonal(part))
+
+    normed = both if norm == "both" else norm
+    parts = nn.ConvTranspose2d(8, 8, 4), nn.ConvTranspose2d(8, 4, 4), nn.Conv2d(4, 1, 1)
+    first, second, last = map(normed, parts)
+    net = nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.BatchNorm2d(4), nn.ReLU(), last, nn.Tanh())
+    made = Generator(net, latent=(8, 1, 1))
+    assert find_layers(net) == ["2", "5"]
+    assert set(made.submodules()) == {str(place) for place in range(8)}
+    assert made(made.draw(range(2)), {"2": torch.ones(2, 8, 4, 4)}).shape == (2, 1, 7, 7)
+    with pytest.raises(LayerError, match="no layer is named"):
+        Generator(net, layers=["0.parametrizations"], latent=(8, 1, 1))

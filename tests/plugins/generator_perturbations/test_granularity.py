@@ -24,7 +24,7 @@ from rt_generator_perturbations.granularity import granularity_curve
 from rt_generator_perturbations.labelling import judge_votes, labelling_sheet
 from rt_generator_perturbations.miniature import demo
 from rt_generator_perturbations.readings import cumulative, judged_items, picture_grid, ratios, trade_off
-from rt_generator_perturbations.searching import Relaxation, search
+from rt_generator_perturbations.searching import Relaxation, search, searched
 from rt_generator_perturbations.victims import classifier
 
 CLASSES = 3
@@ -184,8 +184,10 @@ def test_the_manifest_says_what_was_done():
     about = manifest["plan"]["attacks"]["fine"]
     assert about["layers"] == ["end", "image"]
     assert (about["goal"], about["norm"], about["growth"], about["limit"]) == ("TargetClass", "rms", 1.25, 3.0)
-    assert manifest["generator"]["scales"]["start"] == pytest.approx(generator().scales()["start"])
-    assert manifest["generator"]["sizes"] == {"coarse": 4, "middle": 10, "fine": 24}
+    told = {group: (about["scales"], about["size"]) for group, about in manifest["plan"]["attacks"].items()}
+    rounded = {layer: float(f"{scale:.3g}") for layer, scale in generator().scales().items()}
+    sizes = {"coarse": 4, "middle": 10, "fine": 24}
+    assert told == {group: ({layer: rounded[layer] for layer in layers}, sizes[group]) for group, layers in GROUPS.items()}
     assert manifest["generator"]["fingerprint"] == generator().fingerprint
     assert manifest["encoders"]["noisy"]["fingerprint"] == victims()[1].fingerprint
     assert manifest["encoders"]["noisy"]["passes"]["backwards"] > 0
@@ -267,13 +269,13 @@ def test_a_run_that_dies_goes_on_where_it_was(tmp_path, monkeypatch):
         if len(calls) == 7:
             raise KeyboardInterrupt
         calls.append(1)
-        return search(*given, **named)
+        return searched(*given, **named)
 
-    monkeypatch.setattr(granularity, "search", dying)
+    monkeypatch.setattr(granularity, "searched", dying)
     with pytest.raises(KeyboardInterrupt):
         granularity_curve(generator(), victims(), store=tmp_path, **options)
     made = []
-    monkeypatch.setattr(granularity, "search", lambda *given, **named: made.append(1) or search(*given, **named))
+    monkeypatch.setattr(granularity, "searched", lambda *given, **named: made.append(1) or searched(*given, **named))
     resumed = granularity_curve(generator(), victims(), store=tmp_path, **options)
 
     assert len(made) == 2 * 3 * 3 - 7
@@ -383,7 +385,7 @@ def test_what_a_store_holds_of_other_targets_is_replaced_with_a_warning(tmp_path
         ({"goal": "untargeted", "targets": [1] * 4}, "targets are given, and goal Untargeted leads away"),
         ({"goal": "quantile", "targets": [1] * 4}, "targets are given, and goal UniversalQuantile leads away"),
         ({"goal": "breakaway", "targets": [1] * 4}, "targets are given, and goal Breakaway leads away"),
-        ({"items": "none"}, "items hold no latents"),
+        ({"items": "none"}, "latents hold no items"),
         ({"items": "twice"}, "id '0' stands for more than one item"),
         ({"victims": "shifted"}, r"victim 'shifted' takes inputs in \[-1, 1\]"),
         ({"goal": "bank"}, "bank is a Bank, of one victim's representations, and there are 2 victims"),
@@ -404,7 +406,7 @@ def test_what_would_be_ignored_or_mixed_up_is_refused(options, words):
 
 def searches(monkeypatch):
     made = []
-    monkeypatch.setattr(granularity, "search", lambda *given, **named: made.append(1) or search(*given, **named))
+    monkeypatch.setattr(granularity, "searched", lambda *given, **named: made.append(1) or searched(*given, **named))
     return made
 
 
@@ -575,9 +577,11 @@ def test_curves_rise_and_stay_in_their_bands(values, at):
         assert curve["reached"].tolist() == [sum(value <= one for value in values) for one in sorted(at)]
 
 
-def votes_of(rows):
+def votes_of(rows, magnitudes):
+    """Votes on items whose magnitudes are known by id."""
     columns = ["item", "victim", "group", "clean_kept", "kept"]
-    return pd.DataFrame(rows, columns=columns).assign(judged_by="people")
+    told = [magnitudes[int(row[0])] for row in rows]
+    return pd.DataFrame(rows, columns=columns).assign(judged_by="people", label="any", magnitude=told)
 
 
 def test_label_keeping_counts_successes_that_kept_their_class_among_true_pictures():
@@ -589,7 +593,8 @@ def test_label_keeping_counts_successes_that_kept_their_class_among_true_picture
             ("2", "a", "early", False, False),  # was never true
             ("3", "a", "early", True, False),  # not reached: its clean picture alone was judged
             ("5", "a", "early", True, True),
-        ]
+        ],
+        [0.1, 0.2, 0.3, math.inf, math.nan, 0.4],
     )
 
     curve = cumulative(given_results, [0.25, 1.0], votes=votes)
@@ -604,16 +609,19 @@ def test_label_keeping_counts_successes_that_kept_their_class_among_true_picture
         cumulative(
             results_of(frame_of([0.1, 0.2]), frame_of([0.1, 0.2], attack="late")),
             [1.0],
-            votes=votes_of([("0", "a", "early", True, True), ("1", "a", "early", False, False), ("1", "a", "late", False, False)]),
+            votes=votes_of(
+                [("0", "a", "early", True, True), ("1", "a", "early", False, False), ("1", "a", "late", False, False)], [0.1, 0.2]
+            ),
         )
     with pytest.raises(ValueError, match="magnitudes is empty"):
         cumulative(given_results, [])
 
 
 def test_what_a_fixed_maximum_gets_wrong():
-    votes = votes_of([(str(place), "a", "early", place != 4, kept) for place, kept in enumerate([True, False, True, False, False])])
+    values = [0.1, 0.2, 0.3, 0.4, 0.1]
+    votes = votes_of([(str(place), "a", "early", place != 4, kept) for place, kept in enumerate([True, False, True, False, False])], values)
 
-    table = trade_off(results_of(frame_of([0.1, 0.2, 0.3, 0.4, 0.1])), votes, [0.25, 1.0])
+    table = trade_off(results_of(frame_of(values)), votes, [0.25, 1.0])
 
     assert table["counted"].tolist() == [2, 4]
     assert table["false_positives"].tolist() == [1, 2]
@@ -674,7 +682,7 @@ def test_found_pictures_go_to_judges_and_back(tmp_path):
 def test_the_grid_shows_clean_and_perturbed_pictures():
     image = np.asarray(picture_grid(results(), items=2, pixels=12))
 
-    tile, width, height = 12, 24, 34
+    tile, width, height = 12, 24, 31
     assert image.shape == (22 + 2 * (22 + 2 * height), 4 * width + 12, 3)
     gallery = results().gallery
     first = gallery.about.iloc[0]

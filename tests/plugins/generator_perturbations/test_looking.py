@@ -66,7 +66,7 @@ def refused(words, monkeypatch):
     def long(*given, **named):
         raise AssertionError("something long began")
 
-    monkeypatch.setattr(granularity, "search", long)
+    monkeypatch.setattr(granularity, "searched", long)
     monkeypatch.setattr(granularity, "further_draws", long)
     monkeypatch.setattr(Generator, "scales", long)
     with pytest.raises(ValueError, match=words):

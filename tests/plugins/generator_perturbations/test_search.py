@@ -245,9 +245,9 @@ def test_a_step_is_one_pass_and_one_gradient_of_each_and_nothing_else():
 
     taken = 3 * math.ceil((int(found.steps) + int(bool(found.reached))) / 3)  # the radius at which it was reached is finished
     assert 0 < found.steps <= taken <= 3 * len(Relaxation(**schedule).radii(1))
-    for who in (generator, victim):
+    for who, looks in ((generator, 1), (victim, 3)):  # the looks: of the one item there is
         spent = who.passes.forwards - before[who][0], who.passes.backwards - before[who][1]
-        assert spent == (1 + taken + (1 + 4) + 1, taken), who
+        assert spent == (looks + 1 + taken + (1 + 4) + 1, taken), who
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -394,18 +394,25 @@ def test_what_is_lost_in_the_last_measurement_falls_back_to_what_was_first_reach
 
 def test_slopes_that_are_not_finite_end_an_item_and_no_other():
     class Broken(nn.Module):
+        """Finite, and where the second number is negative, of a slope that is not: a root of zero."""
+
         def forward(self, images):
             numbers = images.flatten(1)
-            return torch.stack([numbers[:, 0] * torch.where(numbers[:, 1] > 0, 1.0, math.nan), numbers[:, 2]], dim=1)
+            sound = (numbers[:, 1] > 0).float()
+            return torch.stack([numbers[:, 0] + (numbers[:, 0] * 0 + sound).sqrt() - sound, numbers[:, 2]], dim=1)
 
     generator, victim = linear_generator(), Encoder(Broken(), name="broken")
     latents = generator.draw(range(8))
     sound = generator(latents).flatten(1)[:, 1] > 0
+    labels = victim(generator(latents)).argmax(1)
 
-    found = search(generator, victim, latents, layers=["latent"], labels=torch.zeros(8, dtype=torch.long), targets=torch.ones(8).long())
+    found = search(generator, victim, latents, layers=["latent"], labels=labels)
 
     assert 0 < sound.sum() < 8
     assert not found.reached[~sound].any()
+    assert found.lost[~sound].all()
+    assert found.stuck[~sound].all()
+    assert found.magnitude[~sound].isnan().all()
     assert found.reached[sound].any()
     assert all(values.isfinite().all() for values in found.perturbations.values())
     assert torch.equal(found.images[~sound], found.clean_images[~sound])

@@ -103,10 +103,66 @@ def test_samples_that_are_wrong_when_clean_are_in_one_rate_and_out_of_the_other(
 
 def test_labels_that_the_probe_does_not_know_are_wrong_and_warned_about():
     with pytest.warns(
-        RobustnessWarning, match=r"labels that the probe was not fitted on \(-1, 12\), and count as wrong; give a train with all"
+        RobustnessWarning, match=r"labels that the probe was not fitted on \(2, 12\), and count as wrong; give a train with all"
     ):
-        found = ProbeTop1(probe=PLAIN)(*reading(torch.eye(3), labels=[5, 12, -1]))
+        found = ProbeTop1(probe=PLAIN)(*reading(torch.eye(3), labels=[5, 12, 2]))
     assert found.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([5], r"labels has shape \[1\]; expected \[3\]"),
+        ([5, 7, 9, 5], r"labels has shape \[4\]; expected \[3\]"),
+        (torch.eye(3), "a label is .*; of one-hot labels take argmax"),
+        ([0.9, 5, 7], "a label is 0.9; expected a class"),
+        (["5", "7", "9"], "a label is '5'; expected a class"),
+    ],
+)
+def test_labels_are_one_class_a_representation(labels, words):
+    with pytest.raises(ValueError, match=words):
+        probe_accuracy(PLAIN, torch.eye(3), labels)
+
+
+def test_labels_of_any_form_are_read_alike():
+    for labels in ([5, 7, 5], torch.tensor([5.0, 7.0, 5.0]), torch.tensor([[5], [7], [5]])):
+        assert probe_accuracy(PLAIN, torch.eye(3), labels).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True])
+def test_k_is_a_whole_number_of_classes(k):
+    with pytest.raises(ValueError, match=f"k is {k}"):
+        probe_accuracy(PLAIN, torch.eye(3), [5, 7, 9], k=k)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_of_no_class(value):
+    broken = torch.eye(3)
+    broken[1, 2] = value
+    for ask in (PLAIN.predict, lambda rows: probe_accuracy(PLAIN, rows, [5, 5, 5])):
+        with pytest.raises(ValueError, match=r"1 of 3 representations are not finite, .* and belong to no class; leave them out"):
+            ask(broken)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool])
+def test_whole_numbers_are_read_as_the_floats_that_they_are(dtype):
+    weight = torch.tensor([[0.4, -0.6, 0.9], [-0.7, 0.8, 0.2], [0.3, 0.9, -0.9]])
+    probe = replace(PLAIN, weight=weight, bias=torch.tensor([0.5, -0.4, 0.2]))
+    rows = torch.tensor([[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 0]]).to(dtype)
+    expected = rows.double() @ weight.double().T + torch.tensor([0.5, -0.4, 0.2]).double()
+    assert probe.logits(rows).dtype == torch.float32
+    torch.testing.assert_close(probe.logits(rows).double(), expected, rtol=0, atol=1e-6)
+    assert probe.predict(rows).tolist() == torch.tensor([5, 7, 9])[expected.argmax(1)].tolist()
+
+
+def test_a_surrounding_autocast_changes_no_number():
+    rows = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+    known = [fit_probe(tiny_encoder(), train(3), recipe=recipe) for recipe in ("regression", "paper")]
+    logits = [probe.logits(rows) for probe in known]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for probe, expected in zip(known, logits, strict=True):
+            assert fit_probe(tiny_encoder(), train(3), recipe=probe.recipe) == probe
+            assert torch.equal(probe.logits(rows), expected)
 
 
 def test_views_are_represented_as_the_probe_sees_them_and_once():

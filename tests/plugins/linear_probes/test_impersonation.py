@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import recipe
 import rt_core as rt
 from reference import GOLDEN, golden_encoder, golden_start
-from rt_core import Bank, InvalidInputs, MissingLabels, SampleRandom, divergences
+from rt_core import Bank, InvalidInputs, MissingLabels, PlanError, SampleRandom, divergences
 from rt_core.datasets import tensors
 from rt_core.statistics import interval
 from rt_core.testing import parametrize_metric_checks, read_example, tiny_encoder, tiny_inputs
@@ -182,11 +182,49 @@ def test_a_dataset_is_described_in_a_file(tmp_path):
             "dataset 'tensor' has no labels to tell the groups by; give one that has, or two",
         ),
         ({"a": samples([0]), "b": samples([0])}, {"a": 0, "c": 1}, ValueError, "datasets are called a, b, and the groups a, c"),
+        (
+            samples([0, 0, 1, 1, 1, 1, 1], ids=["x", "x#2", "c", "d", "e", "f", "g"]),
+            {"a": 0, "b": 1},
+            InvalidInputs,
+            "a sample is called 'x#2', as the copy of 'x' is that makes a pair; expected no id that ends in # and a number; rename it",
+        ),
     ],
 )
 def test_pairs_that_cannot_be_made(source, groups, error, words):
     with pytest.raises(error, match=words):
         impersonation_pairs(source, groups=groups)
+
+
+def test_pictures_of_two_sizes_are_told_apart_from_what_can_be_paired():
+    pairs = impersonation_pairs({"a": tiny_inputs(3), "b": tiny_inputs(3, (3, 9, 9))}, seed=None)
+    assert pairs.inputs([0]).shape == (1, 3, 8, 8)
+    words = r"samples 'a/0' and 'b/0' have shapes \[3, 8, 8\] and \[3, 9, 9\]; expected one shape for all: give both datasets one size"
+    with pytest.raises(InvalidInputs, match=words):
+        pairs.inputs([0, 1])
+    with pytest.raises(InvalidInputs, match="expected one shape for all"):
+        quiet(rt.Evaluation([tiny_encoder()], pairs, {"noise": rt.use("uniform_noise")}, ["divergence"], attacked=6, pairing="given"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"labels": [[0, 1], [1, 0]]}, r"a label is \[0, 1\]; expected a class"),
+        ({"clean": [0]}, r"clean has shape \[1\]; expected \[4\]"),
+        ({"attacked": torch.tensor([1])}, r"attacked has shape \[1\]; expected \[4\]"),
+        ({"attacked": [0.5] * 4}, "a label is 0.5; expected a class"),
+        ({"partner": torch.tensor([1])}, r"partner has shape \[1\]; expected \[4\]"),
+        ({"partner": torch.tensor([[1, 0, 3, 2]])}, r"partner has shape \[1, 4\]; expected \[4\]"),
+        ({"partner": [-1, 0, 3, 2]}, r"partner is \[-1, 0, 3, 2\]; expected the row of each sample's target, a whole number in 0 to 3"),
+        ({"partner": [1, 0, 3, 4]}, "partner is .*, a whole number in 0 to 3"),
+        ({"partner": [1.0, 0.0, 3.0, 2.0]}, "partner is .*, a whole number in 0 to 3"),
+        ({"partner": [True, False, True, True]}, "partner is .*, a whole number in 0 to 3"),
+    ],
+)
+def test_a_rate_is_of_one_class_and_one_partner_a_sample(changed, words):
+    given = {"labels": [0, 1, 0, 1], "clean": [0, 1, 0, 1], "attacked": [1, 0, 1, 1], "partner": [1, 0, 3, 2]}
+    assert impersonation_rate(**given).tolist() == [1, 1, 1, 0]
+    with pytest.raises(ValueError, match=words):
+        impersonation_rate(**given | changed)
 
 
 def test_a_limit_is_a_number_of_pairs():
@@ -437,6 +475,20 @@ def test_a_run_without_groups_counts_every_class_for_itself(digits, probe):
     assert table["n"].item() > 20
 
 
+@pytest.mark.parametrize("metric", [ImpersonationRate(groups=EIGHTS, probe=TINY), NeighborImpersonationRate()])
+def test_pairs_that_a_run_did_not_keep_are_refused(metric):
+    inputs = tiny_inputs(40)
+    pairs = impersonation_pairs(tensors(inputs, labels=[(3, 8)[row % 2] for row in range(40)]), groups=EIGHTS)
+    attacks = {"noise": rt.use("uniform_noise", epsilon=0.1)}
+    words = r"impersonation_pairs have other partners than it gave them, .*; give the plan pairing='given' \(and pick rows"
+    for wrong, pairing in ((pairs, "random"), (pairs.picked(range(1, 39)), "given")):
+        with pytest.raises(PlanError, match=words):
+            quiet(rt.Evaluation([tiny_encoder()], wrong, attacks, {"rate": metric}, attacked=38, pairing=pairing))
+    kept = quiet(rt.Evaluation([tiny_encoder()], pairs.picked(range(4, 30)), attacks, {"rate": metric}, attacked=26, pairing="given"))
+    assert len(kept.frame) >= 26
+    assert not kept.manifest["errors"]
+
+
 def test_rates_are_asked_of_a_run_that_measured_them(digits):
     with pytest.raises(ValueError, match="put the metric impersonation_rate into the plan"):
         impersonation_rates(quiet(planned(digits, ["target_divergence"], limit=2)))
@@ -451,7 +503,16 @@ def test_the_grid_has_four_rows_and_a_column_a_pair(tmp_path):
     picture = np.array(impersonation_grid(*rows))
 
     step = 3 * 40 + 2  # enlarged to 96 at least
-    assert picture.shape == (4 * step + 4, 3 * (3 * 30 + 2) + 2)
+    margin, heading = picture.shape[1] - 3 * (3 * 30 + 2) - 2, picture.shape[0] - 4 * step - 4
+    assert 60 < margin < 120
+    assert 12 < heading < 24
+    labels = [picture[:heading], *(picture[heading + row * step : heading + (row + 1) * step, :margin] for row in range(4))]
+    assert all((part < 100).any() for part in labels)
+    numbers = np.flatnonzero((picture[:heading] < 255).any(0))
+    assert all(((numbers > margin + 92 * column) & (numbers < margin + 92 * (column + 1))).any() for column in range(3))
+    assert (picture[heading:, margin - 2 : margin + 2] == 255).all()  # what is written ends before the pictures
+    assert not np.array_equal(labels[2], labels[4])
+    picture = picture[heading:, margin:]
     tops = [2, 2 + step, 4 + 2 * step, 4 + 3 * step]
     for column, left in enumerate((2, 94, 186)):
         found = [picture[top, left] for top in tops]
@@ -462,9 +523,9 @@ def test_the_grid_has_four_rows_and_a_column_a_pair(tmp_path):
 def test_bounds_and_colors_are_those_of_the_inputs():
     red = torch.tensor([1.0, -1.0, 0.0]).reshape(1, 3, 1, 1).expand(2, 3, 100, 100)
     picture = np.array(impersonation_grid(red, red, red, red, bounds=(-1, 1)))
-    assert picture[2, 2].tolist() == [255, 0, 128]
+    assert picture[-4, -4].tolist() == [255, 0, 128]
     each = (torch.tensor([0.0, -1.0, -1.0]).reshape(3, 1, 1), 1.0)
-    assert np.array(impersonation_grid(red, red, red, red, bounds=each))[2, 2].tolist() == [255, 0, 128]
+    assert np.array(impersonation_grid(red, red, red, red, bounds=each))[-4, -4].tolist() == [255, 0, 128]
     with pytest.raises(ValueError, match="four of"):
         impersonation_grid(red, red, red, red[:1])
     with pytest.raises(ValueError, match="four of"):

@@ -3,6 +3,7 @@
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -45,6 +46,9 @@ def test_k_others_are_asked_and_never_more_than_there_are():
     assert knn_predictions(queries, bank, own, k=5).shape == (6,)
     with pytest.raises(ValueError, match="k is 6; 5 of the bank's 6 rows remain"):
         knn_predictions(queries, bank, own, k=6)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"k is {wrong}"):
+            knn_predictions(queries, bank, own, k=wrong)
 
 
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 8), divergence=st.sampled_from(["l2", "cosine", "l1"]))
@@ -89,7 +93,15 @@ def test_labels_that_are_missing_are_asked_for():
         knn_predictions(LINE, Bank(LINE), torch.arange(6), k=1)
 
 
-@pytest.mark.parametrize(("options", "words"), [({"k": 0}, "k is 0"), ({"k": 1.5}, "k is 1.5"), ({"divergence": "l3"}, "no divergence")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"k": 1.5}, "k is 1.5"),
+        ({"k": True}, "k is True; expected a whole number"),
+        ({"divergence": "l3"}, "no divergence"),
+    ],
+)
 def test_options_are_checked(options, words):
     with pytest.raises(ValueError, match=words):
         KnnAccuracy(**options)
@@ -97,3 +109,4 @@ def test_options_are_checked(options, words):
 
 def test_it_is_a_value():
     assert pickle.loads(pickle.dumps(KnnAccuracy(k=3))) == KnnAccuracy(k=3) != KnnAccuracy(k=4)
+    assert type(KnnAccuracy(k=np.int64(3)).k) is int

@@ -94,6 +94,16 @@ def test_pictures_stay_in_their_bounds_and_flat_ones_as_they_are():
     assert torch.equal(filtered[2:], lowpass(inputs[2:], 3, bounds=(low, high)))
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+def test_half_precision_is_filtered_in_float32_and_given_back(dtype, digits):
+    inputs = torch.rand(2, 3, 8, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    filtered = lowpass(inputs, 2, bounds=(0.1, 0.9))
+    assert filtered.dtype == dtype
+    assert filtered.double().min() >= 0.1
+    assert filtered.double().max() <= 0.9
+    torch.testing.assert_close(filtered.float(), lowpass(inputs.float(), 2, bounds=(0.1, 0.9)), rtol=0, atol=digits)
+
+
 def test_it_is_differentiable():
     inputs = torch.full((1, 1, 5, 6), 0.5, dtype=torch.float64) + 0.01 * torch.rand(
         1, 1, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)

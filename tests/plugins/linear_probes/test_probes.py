@@ -189,12 +189,13 @@ def test_the_steps_are_momentum_without_decay_and_a_last_single_sample_joins_the
 def test_the_paper_s_recipe_takes_its_best_epoch(view):
     encoder, samples = tiny_encoder(), labelled()
     # Its rate is for representations of a usual size.
-    found = [fit_probe(encoder, samples, view=view, recipe="paper", epochs=epochs, rate=1.0, sigma=0.05) for epochs in (4, 12)]
+    options = {"view": view, "recipe": "paper", "rate": 1.0} | ({"sigma": 0.05} if view == "noise" else {})
+    found = [fit_probe(encoder, samples, epochs=epochs, **options) for epochs in (4, 12)]
     assert found[1].selection_accuracy >= found[0].selection_accuracy
     assert 0 <= found[0].chosen < 4
     assert right(found[1], encoder, samples) > 0.6
     assert "representations made anew in each epoch" in found[1].about
-    assert fit_probe(encoder, samples, view=view, recipe="paper", epochs=4, rate=1.0, sigma=0.05) == found[0]
+    assert fit_probe(encoder, samples, epochs=4, **options) == found[0]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_a_rate_that_leads_to_infinity_is_told():
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 99),
-    labels=st.lists(st.integers(-1, 3), min_size=2, max_size=60),
+    labels=st.lists(st.integers(0, 4), min_size=2, max_size=60),
     grouped=st.booleans(),
     share=st.sampled_from([0.1, 0.3, 0.5]),
 )
@@ -300,22 +301,26 @@ def test_one_class_alone_is_warned_about():
 
 
 def test_labels_are_any_whole_numbers():
-    encoder, samples = tiny_encoder(), labelled(45, classes=(-7, 1000, 3))
+    encoder, samples = tiny_encoder(), labelled(45, classes=(7, 1000, 3))
     probe = fit_probe(encoder, samples)
-    assert probe.classes.on(CPU).tolist() == [-7, 3, 1000]
+    assert probe.classes.on(CPU).tolist() == [3, 7, 1000]
     assert right(probe, encoder, samples) > 0.9
-    assert set(probe.predict(represent(encoder, samples)).tolist()) == {-7, 3, 1000}
+    assert set(probe.predict(represent(encoder, samples)).tolist()) == {3, 7, 1000}
 
 
 def test_labels_that_are_missing_or_no_numbers_are_refused_before_any_pass():
     encoder = tiny_encoder()
     with pytest.raises(MissingLabels, match=r"the training samples \('tensor'\) have none; give train= a dataset with labels"):
         fit_probe(encoder, tiny_inputs(20))
-    with pytest.raises(ValueError, match="expected one whole number a sample"):
-        fit_probe(encoder, tensors(tiny_inputs(4), labels=[0.5, 1.5, 0.5, 1.5]))
-    named = replace(as_samples(tiny_inputs(4)), find_labels=lambda rows: [("cat", "dog")[row % 2] for row in rows])
-    with pytest.raises(ValueError, match="labels are strings, such as 'cat'; number the classes 0 … k-1"):
-        fit_probe(encoder, named)
+    for wrong, words in (
+        ((0.5, 1.5), r"a label is 0.5; expected a class, a whole number from 0 on"),
+        (("cat", "dog"), r"a label is 'cat'; .*; number the classes: \[sorted\(set\(labels\)\)"),
+        ((None, 1), "a label is None; expected a class, a whole number"),
+        ((1, -1), "a label is -1; expected a class, a whole number from 0 on; .*leave out samples without a label"),
+    ):
+        named = replace(as_samples(tiny_inputs(4)), find_labels=lambda rows, wrong=wrong: [wrong[row % 2] for row in rows])
+        with pytest.raises(rt.InvalidInputs, match=words):
+            fit_probe(encoder, named)
     assert encoder.passes.forwards == 0
     assert _labels(labelled(4)).dtype == torch.int64
 
@@ -426,10 +431,12 @@ def test_a_fitted_probe_is_not_fitted_again():
         probe.fit(tiny_encoder(seed=1), labelled(), random=SampleRandom.of(0, []))
 
 
-@pytest.mark.parametrize("options", [{}, {"view": "noise", "sigma": 0.1, "clip": True, "drops": (1, 2)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"view": "noise", "sigma": 0.1, "clip": True}, {"recipe": "paper", "epochs": 3, "drops": (1, 2), "augment": False}]
+)
 def test_files_hold_all_of_it_and_refuse_another_encoder(tmp_path, options):
     encoder = tiny_encoder()
-    probe = fit_probe(encoder, labelled(classes=(4, -2)), **options)
+    probe = fit_probe(encoder, labelled(classes=(4, 2)), **options)
     probe.save(tmp_path / "probe.safetensors")
     again = LinearProbe.load(tmp_path / "probe.safetensors", encoder)
     assert again == probe
@@ -525,6 +532,21 @@ def test_files_that_hold_no_probe_and_probes_that_are_nothing_yet(tmp_path):
     save_file({"weight": torch.zeros(2, 3)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"holds .weight. and no probe; give a file that probe\.save has written"):
         Probe.load(tmp_path / "other.safetensors", tiny_encoder())
+    parts = {"weight": torch.ones(2, 16), "bias": torch.ones(2), "classes": torch.tensor([0, 1])}
+    save_file(parts, tmp_path / "newer.safetensors", metadata={"rt_probe": '{"view": "plain", "strange": 1}'})
+    with pytest.raises(
+        ValueError, match=r"newer\.safetensors holds a probe with 'strange', which this version does not know; take the version"
+    ):
+        Probe.load(tmp_path / "newer.safetensors", tiny_encoder())
+    whole = (tmp_path / "newer.safetensors").read_bytes()
+    for content in (b"", b"no tensors at all", whole[: len(whole) // 2], whole[:-1]):
+        (tmp_path / "broken").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken is no whole file of tensors \(.*\); give one that probe\.save has written, or fit"):
+            Probe.load(tmp_path / "broken", tiny_encoder())
+    with pytest.raises(FileNotFoundError, match=r"missing', and no such file is there; give one that probe\.save has written"):
+        Probe.load(tmp_path / "missing", tiny_encoder())
+    with pytest.raises(FileNotFoundError, match=r"path is '.*folder.*', and its folder is not there; make it, or give another path"):
+        fit_probe(tiny_encoder(), labelled()).save(tmp_path / "folder" / "probe.safetensors")
     words = "not fitted; give the plan train=…"
     for used in (
         lambda: Probe().save(tmp_path / "none.safetensors"),
@@ -565,17 +587,17 @@ def test_float64_stays():
     [
         ({"view": "blurred"}, "view is 'blurred'; expected one of 'plain', 'lowpass', 'noise'"),
         ({"recipe": "adam"}, "recipe is 'adam'; expected one of 'regression', 'paper'"),
-        ({"sigma": 0}, "sigma is 0; it must be positive"),
-        ({"radius": -1}, "radius is -1; it must be positive"),
-        ({"draws": 0}, "draws is 0"),
-        ({"minibatch": 2.5}, "minibatch is 2.5"),
+        ({"view": "noise", "sigma": 0}, "sigma is 0; it must be positive"),
+        ({"view": "lowpass", "radius": -1}, "radius is -1; it must be positive"),
+        ({"view": "noise", "draws": 0}, "draws is 0"),
+        ({"recipe": "paper", "minibatch": 2.5}, "minibatch is 2.5"),
         ({"share": 0.7}, "share is 0.7; expected a share of the training samples to choose by"),
-        ({"clip": "no"}, "clip is 'no'; expected True or False"),
-        ({"augment": "no"}, "augment is 'no'; expected True or False"),
-        ({"drops": 15}, r"drops is 15; expected the epochs .*, whole numbers such as \(15, 20\)"),
-        ({"drops": ["a"]}, r"drops is \['a'\]; expected the epochs"),
-        ({"drops": "15"}, "drops is '15'; expected the epochs"),
-        ({"drops": (15, 20.5)}, r"drops is \(15, 20.5\); expected the epochs"),
+        ({"view": "noise", "clip": "no"}, "clip is 'no'; expected True or False"),
+        ({"recipe": "paper", "augment": "no"}, "augment is 'no'; expected True or False"),
+        ({"recipe": "paper", "drops": 15}, r"drops is 15; expected the epochs .*, whole numbers such as \(15, 20\)"),
+        ({"recipe": "paper", "drops": ["a"]}, r"drops is \['a'\]; expected the epochs"),
+        ({"recipe": "paper", "drops": "15"}, "drops is '15'; expected the epochs"),
+        ({"recipe": "paper", "drops": (15, 20.5)}, r"drops is \(15, 20.5\); expected the epochs"),
         ({"weight": torch.zeros(2, 3)}, "give all three, or none"),
         ({"weight": torch.zeros(2, 3), "bias": torch.zeros(3), "classes": [0, 1]}, r"bias has shape \[3\]; expected \[2\]"),
     ],
@@ -585,6 +607,45 @@ def test_options_are_checked(options, words):
         Probe(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"sigma": 0.25},
+            "sigma is 0.25, and a probe of view 'plain' and recipe 'regression' does not read it; say view='noise', or leave it out",
+        ),
+        ({"view": "lowpass", "clip": False}, "clip is False, and a probe of view 'lowpass' .* say view='noise'"),
+        ({"view": "noise", "radius": 5}, "radius is 5, .* say view='lowpass'"),
+        ({"view": "noise", "recipe": "paper", "draws": 4}, "draws is 4, .* say view='noise' and recipe='regression', or leave it out"),
+        *(({name: 1}, f"{name} is 1, .* say recipe='paper'") for name in ("epochs", "minibatch", "rate", "drops", "augment")),
+    ],
+)
+def test_options_that_would_not_be_read_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Probe(**options)
+    encoder = tiny_encoder()
+    for ask in (lambda: as_probe(options), lambda: fit_probe(encoder, labelled(), **options)):
+        with pytest.raises(ValueError, match=words):
+            ask()
+    assert encoder.passes.forwards == 0
+
+
+def test_what_is_not_read_is_none_and_what_is_has_its_default():
+    known = ("sigma", "clip", "radius", "draws", "epochs", "minibatch", "rate", "drops", "augment")
+    assert [getattr(Probe(), name) for name in known] == [None] * 9
+    assert [getattr(Probe(view="noise"), name) for name in known[:4]] == [0.25, False, None, 4]
+    assert [getattr(Probe(recipe="paper"), name) for name in known] == [None] * 4 + [25, 128, 30.0, (15, 20), True]
+
+
+def test_noise_wider_than_the_bounds_is_refused_before_any_pass():
+    encoder = tiny_encoder()
+    with pytest.raises(
+        ValueError, match=r"sigma is 25; inputs of encoder 'tiny' span a range of 1, so it must be in \(0, 1\]: write 25/255, not 25"
+    ):
+        fit_probe(encoder, labelled(), view="noise", sigma=25)
+    assert encoder.passes.forwards == 0
+
+
 def test_a_loss_is_by_margin_or_not():
     with pytest.raises(ValueError, match="margin is 'no'; expected True or False"):
         ProbeLoss(margin="no")
@@ -592,12 +653,15 @@ def test_a_loss_is_by_margin_or_not():
 
 def test_a_table_of_options_is_a_probe():
     assert as_probe(None) == Probe()
-    assert as_probe({"view": "noise", "drops": [3, 4]}) == Probe(view="noise", drops=(3, 4))
+    assert as_probe({"recipe": "paper", "drops": [3, 4]}) == Probe(recipe="paper", drops=(3, 4))
     assert as_probe({"sigma": 0.5}, view="noise", sigma=0.25) == Probe(view="noise", sigma=0.5)
     assert as_probe(Probe(view="lowpass"), view="noise") == Probe(view="lowpass")
-    with pytest.raises(ValueError, match="probe has no option 'filter'; it has view, "):
-        as_probe({"filter": 3})
-    with pytest.raises(ValueError, match="probe is 'noise'; expected a Probe, or a table of its options"):
+    for ask in (as_probe, lambda given: fit_probe(tiny_encoder(), labelled(), **given)):
+        with pytest.raises(ValueError, match=r"a probe has no option 'sgima'; did you mean 'sigma'\? \(it takes view, .*, augment\)"):
+            ask({"sgima": 3})
+        with pytest.raises(ValueError, match=r"a probe has no option 'weight'[^;]* \(it takes view"):  # what a fit sets is no option
+            ask({"weight": torch.zeros(2, 16)})
+    with pytest.raises(ValueError, match=r"probe is 'noise'; expected a Probe .*, or a table of its options"):
         as_probe("noise")
 
 

@@ -38,6 +38,27 @@ def test_a_hundredth_of_a_thousand_distances_is_ten():
     assert verification_threshold(torch.arange(1.0, 101.0).flip(0), far=0.29) == 29  # 0.29 * 100 is 28.999…
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32])
+def test_distances_may_be_of_any_type_and_carry_a_gradient(dtype):
+    distances = torch.arange(1, 201).to(dtype)
+    assert verification_threshold(distances, far=0.1) == 20
+    if dtype.is_floating_point:
+        assert verification_threshold(distances.requires_grad_(), far=0.1) == 20
+
+
+def test_distances_above_the_diagonal_of_a_square_are_what_a_bank_gives():
+    bank = Bank(torch.rand(30, 4, generator=torch.Generator().manual_seed(0)))
+    square = torch.cdist(bank.take(torch.arange(30)).double(), bank.take(torch.arange(30)).double()).numpy()
+    above = square[np.triu_indices(len(square), 1)]
+    assert verification_threshold(above, far=0.05) == pytest.approx(verification_threshold(impostor_distances(bank), far=0.05), rel=1e-6)
+
+
+@pytest.mark.parametrize("pairs", [0, -5, 10.5, True, "9"])
+def test_a_number_of_pairs_is_checked(pairs):
+    with pytest.raises(ValueError, match="pairs is"):
+        impostor_distances(Bank(torch.rand(50, 4)), pairs=pairs)
+
+
 @given(
     distances=st.lists(st.integers(0, 30), min_size=1, max_size=60),
     far=st.floats(0.001, 0.999) | st.sampled_from([0.01, 0.1, 0.25, 0.5]),
@@ -66,6 +87,12 @@ def test_it_accepts_no_more_than_that_share_and_no_larger_one_does(distances, fa
         ([], 0.5, "there are 0 impostor pairs"),
         ([1.0, 1.0, 1.0], 0.5, "more than a share 0.5 of the 3 impostor pairs have the same distance 1"),
         ([1.0, math.nan], 0.5, "is NaN"),
+        (
+            torch.rand(60, 60),
+            0.1,
+            r"impostor_distances has shape \[60, 60\]; expected \[pairs\], .*; of a square of distances give those above its",
+        ),
+        (3.0, 0.1, r"impostor_distances has shape \[\]; expected \[pairs\]"),
         ([1.0, 2.0], 0.0, r"far is 0; a false-accept rate lies in \(0, 1\)"),
         ([1.0, 2.0], 1.0, "far is 1;"),
         ([1.0, 2.0], "0.1", "without quotes"),

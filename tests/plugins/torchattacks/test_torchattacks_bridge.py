@@ -369,8 +369,8 @@ def test_an_attack_that_drops_rows_returns_each_to_its_place(name, attack, monke
     seen, asked = [], []
     returned = Torchattack._moved
 
-    def watching(self, encoder, batch, divergence, threshold, random):
-        moved = returned(self, encoder, batch, divergence, threshold, random)
+    def watching(self, view, batch, random):
+        moved = returned(self, view, batch, random)
         seen.append((moved - batch.inputs).abs().max().item())
         return moved
 
@@ -634,7 +634,12 @@ def test_ball_and_steps_are_those_of_the_class():
         (lambda: Torchattack("PGD", eps=-0.1), r"eps is -0\.1; .* it is a radius and cannot be negative"),
         (lambda: Torchattack("PGD", eps="8/255"), "eps is '8/255'; expected a number"),
         (lambda: Torchattack("PGD", alpha=-1), "the aim decides the direction"),
-        (lambda: Torchattack("BIM", steps=0), "steps is 0; at least one step is needed"),
+        (lambda: Torchattack("BIM", steps=0), "steps is 0; at least one is needed"),
+        (lambda: Torchattack("BIM", steps=True), "steps is True; expected a number, such as 10, the library's default"),
+        (lambda: Torchattack("BIM", steps=2.5), "steps is 2.5; expected a whole number, such as 10"),
+        (lambda: Torchattack("MIFGSM", decay=True), "decay is True; expected a number, such as 1.0"),
+        (lambda: Torchattack("PGD", eps=True), "eps is True; expected a number"),
+        (lambda: Torchattack("FAB", anchors=True), "anchors is True; expected a whole number, such as 10"),
         (lambda: Torchattack("UPGD", loss="margin"), "loss is 'margin'; mode 'unit' serves 'ce' alone"),
         (lambda: Torchattack("PGD", mode="y"), "mode is 'y'; expected 'unit', 'threshold', 'instance'"),
         (lambda: Torchattack("PGD", threshold=1.0), "threshold is 1, and mode is 'unit'; a threshold belongs to mode 'threshold'"),
@@ -732,3 +737,39 @@ def test_importing_torchattacks_leaves_the_process_as_it_was(tmp_path):
         HOME=str(tmp_path),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
+WEIGHT = torch.ones(3 * 16 * 16, 4, requires_grad=True)
+DEAF = {
+    "no_grad": torch.no_grad()(lambda inputs: inputs.flatten(1)),
+    "weights alone": lambda inputs: inputs.detach().flatten(1) @ WEIGHT,
+}
+
+
+@pytest.mark.parametrize("deaf", DEAF)
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in ("Square", "SPSA")])
+def test_an_encoder_without_a_gradient_is_noted_as_stuck(name, deaf):
+    trace = rt_core.perturb(Torchattack(name), rt_core.Encoder(DEAF[deaf], name="deaf"), images(2))
+    assert trace.stuck.all()
+    assert not rt_core.perturb(Torchattack(name), make_encoder(), images(2)).stuck.any()
+
+
+@pytest.mark.parametrize("name", ["DeepFool", "CW", "FAB", "EADL1"])
+def test_a_search_without_a_gradient_reaches_nothing(name):
+    attack = Torchattack(name, threshold=0.5, **TINY.get(name, {}))
+    trace = rt_core.perturb(attack, rt_core.Encoder(DEAF["no_grad"], name="deaf"), images(2))
+    assert trace.notes["reached"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["MIFGSM", "PGDL2", "PGD", "APGD"])
+def test_an_infinite_slope_at_one_pixel_stops_no_attack(name):
+    encoder, inputs = rt_core.Encoder(lambda inputs: inputs.sqrt().mean((2, 3)), name="root"), images(2) * 0.5 + 0.3
+    usual = rt_core.perturb(Torchattack(name), encoder, inputs).divergence
+    inputs[:, :, 0, 0] = 0
+    assert (rt_core.perturb(Torchattack(name), encoder, inputs).divergence > 0.9 * usual).all()
+
+
+def test_whole_numbers_of_numpy_are_plain_ones():
+    given = Torchattack("APGDT", steps=np.int64(4), n_restarts=np.uint8(2), anchors=np.int64(5))
+    assert given == Torchattack("APGDT", steps=4, n_restarts=2, anchors=5)
+    assert type(given.anchors) is int

@@ -16,7 +16,7 @@ from rt_core.evaluation import describe
 from rt_core.fingerprints import fingerprint
 from rt_core.testing import linear_encoder, parametrize_attack_checks, tiny_encoder, tiny_inputs
 from rt_core.traces import FrozenTensor
-from rt_unsupervised_attacks import UBIM, UFGSM, UMIPGD, UPGD
+from rt_unsupervised_attacks import UAPGD, UBIM, UFGSM, UMIPGD, UPGD
 from rt_unsupervised_attacks.loss_based import LBIM, LFGSM, LPGD, BatchLFGSM, BatchLPGD
 
 ITERATED = [UBIM, UPGD, UMIPGD]
@@ -307,6 +307,80 @@ def test_a_run_costs_its_steps_and_the_two_passes_that_measure(cls, batch):
 def test_what_is_asked_for_beyond_that_costs_what_it_says(attack, forwards, backwards):
     trace = perturb(attack, tiny_encoder(), tiny_inputs(4))
     assert (trace.forwards, trace.backwards) == (4 * forwards, 4 * backwards)
+
+
+# Slopes that are not finite
+
+
+def root(inputs):
+    """An encoder whose slope is infinite where an input is 0, and which looks at all inputs."""
+    values = inputs.flatten(1).sqrt()
+    return torch.stack([values.mean(1), values[:, ::2].mean(1), values[:, ::3].mean(1)], dim=1)
+
+
+def dark(batch=4, pixels=1):
+    """Inputs of which some pixels are 0, and stay 0 where an attack would go further down."""
+    inputs = tiny_inputs(batch) * 0.5 + 0.3
+    inputs[:, :, 0, :pixels] = 0
+    return inputs
+
+
+@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.05), ("l2", 0.5)])
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED, UAPGD])
+def test_an_infinite_slope_at_one_pixel_stops_no_attack(cls, targeted, norm, epsilon):
+    encoder, inputs = Encoder(root, name="root"), dark()
+    targets = (inputs * 0.8) if targeted else None  # darker: black pixels pull down, out of the bounds
+    trace = perturb(cls(epsilon=epsilon, norm=norm), encoder, inputs, targets=targets)
+    # Where the black pixels are left alone, slopes are finite.
+    lit = torch.ones(3, 8, 8, dtype=torch.bool)
+    lit[:, 0, 0] = False
+    usual = perturb(cls(epsilon=epsilon, norm=norm, mask=lit), encoder, inputs, targets=targets)
+    assert not trace.stuck.any()
+    if targeted:
+        assert (trace.divergence <= 1.05 * usual.divergence + 1e-4).all()
+    else:
+        # One step goes along the steep slopes beside the black pixels, which soon are less steep.
+        assert (trace.divergence >= (0.3 if cls is UFGSM else 0.95) * usual.divergence).all()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED, UAPGD])
+def test_a_slope_that_is_nan_everywhere_is_none(cls, norm):
+    def broken(inputs):
+        return inputs.flatten(1) + (inputs - inputs).flatten(1).abs().sqrt()  # √|0|: 0, of slope 0 · ∞
+
+    trace = perturb(cls(epsilon=0.1, norm=norm), Encoder(broken, name="broken"), tiny_inputs(3))
+    assert trace.stuck.all()
+    assert (trace.notes["zero_gradient"] == 1).all()
+
+
+@pytest.mark.parametrize("cls", [UFGSM, *ITERATED, UAPGD])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("scale", [1e-30, 1e36])
+def test_slopes_of_any_size_lead_as_far(cls, norm, scale):
+    inputs, epsilon = tiny_inputs(3) * 0.5 + 0.25, {"linf": 0.1, "l2": 1.0}[norm]
+    trace, usual = (
+        perturb(cls(epsilon=epsilon, norm=norm), Encoder(lambda inputs: one * inputs.mean((2, 3)), name="mean"), inputs, divergence="l1")  # noqa: B023
+        for one in (scale, 1.0)
+    )
+    torch.testing.assert_close(trace.divergence / scale, usual.divergence, rtol=1e-3, atol=0)
+
+
+# Whole numbers
+
+
+@pytest.mark.parametrize("cls", [*ITERATED, UAPGD])
+def test_whole_numbers_of_numpy_are_plain_ones(cls):
+    given = cls(steps=np.int64(4), restarts=np.uint8(2), marks=np.array([1, 3]))
+    assert given == cls(steps=4, restarts=2, marks=(1, 3))
+    assert [type(one) for one in (given.steps, given.restarts, *given.marks)] == [int] * 4
+    assert fingerprint(given) == fingerprint(cls(steps=4, restarts=2, marks=(1, 3)))
+    for name in ("steps", "restarts"):
+        with pytest.raises(ValueError, match=f"{name} is True; expected a whole number, such as 10"):
+            cls(**{name: True})
+    with pytest.raises(ValueError, match=r"marks is \(True,\); expected ascending numbers of steps from 1 to"):
+        cls(marks=(True,))
 
 
 # Numbers of many digits

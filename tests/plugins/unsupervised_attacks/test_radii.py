@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,3 +164,26 @@ def test_parameters_out_of_range_are_refused_with_the_remedy(cls, options, words
 def test_a_quantile_out_of_range_is_refused(quantile):
     with pytest.raises(ValueError, match=rf"quantile is {quantile}; it is a share of pairs, so it must be in \(0, 1\]"):
         QuantileRadius(quantile=quantile)
+
+
+@pytest.mark.parametrize(("norm", "limit"), [("linf", 0.2), ("l2", 1.0)])
+@pytest.mark.parametrize("cls", BOTH)
+def test_an_infinite_slope_at_one_pixel_does_not_hide_a_radius(cls, norm, limit):
+    encoder = Encoder(lambda inputs: inputs.flatten(1).sqrt() @ WAY, name="root")
+    inputs = tiny_inputs(20, (3, 4, 4)) * 0.1 + 0.4
+    usual = cls(norm=norm, limit=limit)(*reading(encoder, inputs, 6))
+    inputs[:, 0, 0, 0] = 0
+    found = cls(norm=norm, limit=limit)(*reading(encoder, inputs, 6))
+    assert found.isfinite().all()
+    assert (found <= 1.3 * usual).all()
+
+
+WAY = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_whole_numbers_of_numpy_are_plain_ones(cls):
+    assert cls(steps=np.int64(4), rounds=np.int16(3)) == cls(steps=4, rounds=3)
+    assert type(cls(steps=np.int64(4)).steps) is int
+    with pytest.raises(ValueError, match="rounds is True; expected a whole number, such as 10"):
+        cls(rounds=True)

@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,3 +135,19 @@ def test_an_unfitted_one_says_what_to_do():
 def test_parameters_out_of_range_are_refused_with_the_remedy(options, words):
     with pytest.raises(ValueError, match=words):
         UniversalPerturbation(**options)
+
+
+def test_a_sample_whose_slope_is_not_a_number_does_not_hold_a_pixel_still():
+    encoder = Encoder(lambda inputs: ((inputs - 0.5) * (inputs > 0.5)).flatten(1).sqrt(), name="root of what is bright")  # below it 0 · ∞
+    train = tiny_inputs(16)
+    assert (train > 0.6).any(0).float().mean() > 0.99  # of every pixel, a sample has a slope there
+    attack = UniversalPerturbation(epsilon=0.1, epochs=2, batch=16).fit(encoder, train, random=RANDOM)
+    start = UniversalPerturbation(epsilon=0.1, epochs=2, batch=16, step=1e-9).fit(encoder, train, random=RANDOM)
+    assert (attack.delta.abs() > 0.099).float().mean() > 0.9
+    assert (start.delta.abs() > 0.099).float().mean() < 0.1
+
+
+def test_whole_numbers_of_numpy_are_plain_ones():
+    assert type(UniversalPerturbation(epochs=np.int64(3), batch=np.int32(8)).batch) is int
+    with pytest.raises(ValueError, match="epochs is True; expected a whole number, such as 10"):
+        UniversalPerturbation(epochs=True)
