@@ -447,8 +447,8 @@ def test_a_caption_says_once_what_all_attacks_share():
     lines = real(attacks={"short": UPGD(epsilon=0.1, steps=2), "long": UPGD(epsilon=0.1, steps=3)}).caption().splitlines()
     assert [line for line in lines if "epsilon=0.1" in line] == [line for line in lines if line.startswith("  all attacks: ")]
     assert lines[-2:] == ["  short: steps=2", "  long: steps=3"]
-    masked = real(attacks={"part": UPGD(epsilon=0.1, mask=torch.ones(16, dtype=torch.bool))}).caption()
-    assert "mask=tensor [16]" in masked
+    masked = real(attacks={"part": UPGD(epsilon=0.1, mask=torch.ones(8, 8, dtype=torch.bool))}).caption()
+    assert "mask=tensor [8, 8]" in masked
     alone = real(attacks={"short": UPGD(epsilon=0.1, steps=2)}).caption()
     assert "all attacks" not in alone
     assert "short: " in alone
