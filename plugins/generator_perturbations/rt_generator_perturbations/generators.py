@@ -1,8 +1,9 @@
 """A generator: any network that draws images, as a chain of named layers whose activations can be perturbed."""
 
 import contextlib
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from math import inf
@@ -22,6 +23,7 @@ from rt_generator_perturbations.latents import (
     Latents,
     beside,
     cast,
+    check_is_latents,
     checked_latent,
     copied,
     draw_latents,
@@ -158,15 +160,17 @@ class Generator:
             **{name: _plain(value) for name, value in self._settings().items()},
         }
 
-    def draw(self, ids: Sequence[object], *, seed: int = 0, classes: int | Sequence[int] | Tensor | None = None) -> Latents:
+    def draw(self, ids: int | Sequence[object], *, seed: int = 0, classes: int | Sequence[int] | Tensor | None = None) -> Latents:
         """Draw latents and classes, one of each an id: the same id and seed give the same, whatever the batch.
 
+        ids: one an image; a number n stands for range(n), the ids 0 to n - 1.
         classes: given ones, one an id, or the same one for all; None draws them uniformly.
 
         Raises:
-            ValueError: classes that the generator does not have, that are no whole numbers, or more or fewer than ids; a seed that is no whole number.
+            ValueError: classes that the generator does not have, that are no whole numbers, or more or fewer than ids; a number of ids below 1; a seed
+                that is no whole number.
         """
-        random = SampleRandom.of(seed, ids)
+        random = SampleRandom.of(seed, ids if isinstance(ids, Iterable) else range(check_whole("ids", ids)))
         drawn = draw_latents(self.latent, random, random.ids)
         if self.classes is None:
             if classes is not None:
@@ -200,10 +204,12 @@ class Generator:
         -> [batch, channel, height, width], in [0, 1], float32 (float64 of a float64 network), with a graph if the perturbations have one
 
         Raises:
-            LayerError: a layer that is not there, is not reached or reached twice, or has another shape.
+            LayerError: a layer that is not there, is not reached or reached twice, or has another shape; at the first use, layers that run in
+                another order than they were named in.
             GeneratorError: the network failed, draws other images each time or beside others, or gave no images.
-            ValueError: latents without classes where the generator has some, or classes that it does not have.
+            ValueError: what is no ``Latents``, latents without classes where the generator has some, or classes that it does not have.
         """
+        check_is_latents(latents)
         perturbations = dict(perturbations or {})
         with self.in_use():
             if self._shapes is None:
@@ -307,7 +313,7 @@ class Generator:
 
         Raises:
             LayerError: a layer that is not there.
-            ValueError: no group, or one without layers.
+            ValueError: no mapping, no group, or one without layers.
         """
         if groups is None:
             inner = self.layers[1:-1]
@@ -315,6 +321,8 @@ class Generator:
             thirds = {name: inner[ends[place] : ends[place + 1]] for place, name in enumerate(("early", "middle", "late"))}
             coarsest = {"latent": (LATENT,)} if self._moves_latents() else {}
             return {**coarsest, **{name: layers for name, layers in thirds.items() if layers}, "pixels": (IMAGE,)}
+        if not isinstance(groups, Mapping):
+            raise ValueError(f"groups is {groups!r:.80}; expected a mapping {{name: layers}}, such as {{'coarse': […]}}")
         if not groups:
             raise ValueError(
                 f"groups is {groups!r}; expected at least one group of layers, or None for latent, early, middle, late and pixels"
@@ -373,7 +381,7 @@ class Generator:
             raise
         except Exception as error:
             raise GeneratorError(
-                f"generator {self.name!r} failed on {_said(positional, keywords)}: {type(error).__name__}: {error}"
+                f"generator {self.name!r} failed on {_said(positional, keywords)}: {type(error).__name__}: {error}{self._remedy(error)}"
             ) from error
         for layer in inside:
             if reached.count(layer) != 1:
@@ -385,6 +393,16 @@ class Generator:
         if images.requires_grad:
             images.register_hook(_Backward(self, inside, range(since, torch.autograd._get_sequence_nr())))
         return images
+
+    def _remedy(self, error: Exception) -> str:
+        """Return what to say of classes where what the network raised may come from these."""
+        if self.classes is None:
+            lacks = isinstance(error, TypeError) and "missing" in str(error)
+            return "; if it is conditional, say how many classes it has, classes=" if lacks else ""
+        # What torch says where whole numbers are embedded, select rows, or are made one-hot by the network itself.
+        if self.label == "one_hot" and re.search(r"ind(ex|ices)\b.*\blong", str(error), re.DOTALL | re.IGNORECASE):
+            return "; if it takes the indices of classes, say label='index'"
+        return ""
 
     def _arguments(self, latents: Latents, first: Tensor | None) -> tuple[list[Any], dict[str, Any]]:
         weights = chain(self.module.parameters(), self.module.buffers())

@@ -43,7 +43,7 @@ from rt_generator_perturbations.goals import (
     print_of_goal,
     with_bank,
 )
-from rt_generator_perturbations.latents import Latents
+from rt_generator_perturbations.latents import Latents, check_is_latents
 from rt_generator_perturbations.looking import ask, check_answers, check_latents, look
 from rt_generator_perturbations.searching import Coordinates, Relaxation, coordinates_of, further_draws, searched
 from rt_generator_perturbations.victims import check_bounds, check_finite, check_generator, victims_of
@@ -90,7 +90,7 @@ def granularity_curve(
         victims: one or several encoders, classifiers (``classifier``), registered names; or a mapping by label.
         groups: {name: layers}, each perturbed for itself; None takes latent, early, middle, late and pixels (``generator.groups``).
         goal: a name, a ``Goal``, or a kind of it; the paper's is ``"target"``.
-        items: how many images; or the latents of given ones.
+        items: how many images; or the ``Latents`` of given ones.
         classes: of the images, one or one an item; None draws them. Not beside given latents, which have theirs.
         targets: [items] classes (an item of which that is the class is skipped), or for the goal ``"representation"`` images [items, channel,
             height, width] to imitate; unless given, classes are drawn, and items imitate each other in pairs (0 with 1, 2 with 3). Goals that lead
@@ -139,6 +139,8 @@ def granularity_curve(
         )
     with torch.inference_mode(False), generator.in_use(place := find_device(device)):
         given = fingerprint(items) if isinstance(items, Latents) else ""
+        if isinstance(items, (Tensor, np.ndarray)):
+            check_is_latents(items, "items")
         if not isinstance(items, Latents):
             check_whole("items", items)
             items = generator.draw(range(items), seed=seed, classes=classes)
@@ -443,14 +445,19 @@ def _versions() -> dict[str, str]:
 
 
 def _warn_of_skipped(results: Results) -> None:
-    asked = results.notes[results.notes["name"] == "reached"].groupby("encoder").size()
+    told = results.notes.groupby(["encoder", "name"]).size()
     items, groups = results.manifest["attacked"], len(results.manifest["plan"]["attacks"])
     for label in results.manifest["encoders"]:
-        count = int(asked.get(label, 0)) // groups
+        count, wrong = (int(told.get((label, name), 0)) // groups for name in ("reached", "skipped/misclassified"))
+        own = items - wrong - count  # of an item that is misclassified as well, only that is counted
         if count < min(_FEW, items):
+            reasons = [f"victim {label!r} is right about {items - wrong} of {items} images of the generator"]
+            remedies = ["look whether both number the classes alike, and whether the victim sees what it was trained on"] if wrong else []
+            if own:
+                reasons.append(f"the target of {own} of these is the class that they are of")
+                remedies.append("give those other targets=, or none to draw them")
             warnings.warn(
-                f"victim {label!r} is right about {count} of {items} images of the generator, and only those are perturbed: too few for "
-                "an interval; look whether both number the classes alike, and whether the victim sees what it was trained on",
+                f"{', '.join(reasons)}, so only {count} are perturbed: too few for an interval; {'; '.join(remedies)}",
                 RobustnessWarning,
                 stacklevel=3,
             )

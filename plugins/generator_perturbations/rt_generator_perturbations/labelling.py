@@ -202,9 +202,10 @@ def read_votes(sheet: Sheet | str | Path, votes: str | Path | Iterable[str | Pat
         ballots[judge] = path, answers
     wanted = there["judges"] if judges is None else judges
     if len(ballots) != wanted:
+        judges_said = "1 judge" if len(ballots) == 1 else f"{len(ballots)} judges"
         remedy = "wait for the others" if len(ballots) < wanted else "take those who were asked first"
         raise VotesError(
-            f"there are votes of {len(ballots)} judges ({', '.join(sorted(ballots)) or 'none'}); {wanted} were to be asked: {remedy}, "
+            f"there are votes of {judges_said} ({', '.join(sorted(ballots)) or 'none'}); {wanted} were to be asked: {remedy}, "
             f"or say judges={len(ballots)} if that was decided before anyone looked"
         )
     cast = [given for _, given in ballots.values()]

@@ -18,6 +18,7 @@ __all__ = [
     "PickedLatents",
     "beside",
     "cast",
+    "check_is_latents",
     "checked_latent",
     "copied",
     "draw_latents",
@@ -124,7 +125,10 @@ class Normal:
 
 @dataclass(frozen=True)
 class PickedLatents:
-    """Latents that are picked from given ones, such as an autoencoder's of real images, each id by its own stream.
+    """Latents that are picked from given ones, such as an autoencoder's of real images.
+
+    Each id picks a row at random by its own stream, with equal chances and whatever the others picked: two ids may have the same row, which is
+    seldom where rows are many, and sure where ids are more than rows. ``Latents(ids=…, latents=rows)`` takes each row once, in order.
 
     among: [n, *latent]
     """
@@ -138,6 +142,21 @@ class PickedLatents:
         """[batch, *latent]"""
         among = self.among.on(torch.device("cpu"))
         return among[(random.uniform("latent", ()) * len(among)).long().clamp(max=len(among) - 1)]
+
+
+def check_is_latents(latents: Any, what: str = "latents") -> None:
+    """Raise unless these are ``Latents``.
+
+    Raises:
+        ValueError: see above.
+    """
+    if isinstance(latents, Latents):
+        return
+    size = f"range({len(latents)})" if isinstance(latents, Tensor) and latents.ndim and len(latents) else "range(6)"
+    raise ValueError(
+        f"{what} is a {type(latents).__name__}; expected Latents, such as generator.draw({size}), or, to draw from rows of your own, those of "
+        "Generator(…, latent=PickedLatents(tensor))"
+    )
 
 
 def checked_latent(latent: Any) -> Any:

@@ -20,6 +20,7 @@ __all__ = ["ask", "check_answers", "check_latents", "look"]
 _LOOKED, _TWICE = 64, 2  # items
 _FAR, _MANY = 0.1, 0.05  # of a range, of all numbers: decoders without a last activation overshoot a little, or seldom
 _APART = 0.01  # of a range, root mean square: digits are 0.08 from the nearest other, what networks of random weights draw 0.005 and less
+_BY_CHANCE = 20  # outputs; of fewer, all may lie in [0, 1] though they are logits
 _ENOUGH, _NEARLY_ALL = 10, 0.95  # items, share of them
 
 
@@ -40,7 +41,7 @@ def look(generator: Generator, victims: Mapping[str, Encoder], latents: Latents,
             low, high = generator.values
             drawn = (drawn - low) / (high - low)
             images = drawn.clamp(0, 1)
-        _check_range(generator, victims, drawn)
+        _check_range(generator, victims, drawn, _distinct(first))
     return images
 
 
@@ -72,6 +73,12 @@ def ask(
         if not told:
             check_classifier(victim, generator, outputs.shape[1], classes)
         check_logits(victim, outputs)
+        if outputs.shape[1] > 1 and outputs.numel() >= _BY_CHANCE and bool(((outputs >= 0) & (outputs <= 1)).all()):
+            _warn(
+                f"all outputs of victim {label!r} on {len(outputs)} clean images lie in [0, 1], as those of a sigmoid do; a search follows the slope "
+                "of what it is given, so magnitudes are not those of logits: leave out its last activation, or take it as it is if these are logits",
+                stacklevel=4,
+            )
     return outputs
 
 
@@ -109,8 +116,8 @@ def check_latents(latents: Latents) -> None:
         )
 
 
-def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Tensor) -> None:
-    """drawn: [items, channel, height, width], in units of the generator's values, before they are clipped"""
+def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Tensor, distinct: list[int]) -> None:
+    """drawn: [items, channel, height, width], in units of the generator's values, before they are clipped; distinct: see ``_distinct``"""
     least, largest = drawn.min().item(), drawn.max().item()
     unit, own, said = 1.0, "", ""
     if generator.values is None:
@@ -127,10 +134,16 @@ def _check_range(generator: Generator, victims: Mapping[str, Encoder], drawn: Te
         low, high = generator.values
         own = f"[{low + least * (high - low):.3g}, {low + largest * (high - low):.3g}]"
         said = f" and values={generator.values} the range of its images, which the network draws in {own}"
-    if len(drawn) > 1 and (near := _nearest(drawn)) < _APART * unit:
+    if len(distinct) > 1 and (near := _nearest(drawn[distinct])) < _APART * unit:
         _warn(
-            f"draws of generator {generator.name!r} hardly differ: half of {len(drawn)} are at most {near:.2g} from another (root mean square), so they "
+            f"draws of generator {generator.name!r} hardly differ: half of {len(distinct)} are at most {near:.2g} from another (root mean square), so they "
             f"are hardly more than one item; look whether its trained weights are loaded{said}"
+        )
+    elif len(drawn) > len(distinct) and _nearest(drawn) < _APART * unit:
+        _warn(
+            f"rows of the latents repeat: {len(drawn)} items hold {len(distinct)} different ones, so they are hardly more than {len(distinct)} "
+            f"item{'' if len(distinct) == 1 else 's'}; give each a latent of its own, as generator.draw does, or fewer items: PickedLatents picks a row for "
+            "several where ids are many"
         )
     elif generator.values is not None and ((share := _outside(drawn)) > _MANY or least >= 0.5 or largest <= 0.5):
         clipped = (
@@ -148,14 +161,24 @@ def _asked(generator: Generator, label: str, victim: Encoder, images: Tensor) ->
     except EncoderError as error:
         raise ValueError(
             f"victim {label!r} cannot take the images of generator {generator.name!r}, [channel, height, width] = {list(images.shape[1:])} "
-            f"({error.__cause__}); where it wants another size, let it resize by itself: "
-            f"classifier(nn.Sequential(nn.Upsample(size=(224, 224), mode='bilinear'), network), name={label!r}), or Encoder(…) likewise"
+            f"({error.__cause__}); where it wants another size or number of channels, let it resize or repeat them by "
+            f"itself: classifier(nn.Sequential(nn.Upsample(size=(224, 224), mode='bilinear'), network), name={label!r}) or "
+            f"classifier(lambda images: network(images.expand(-1, 3, -1, -1)), name={label!r}), or Encoder(…) likewise"
         ) from error
 
 
 def _outside(values: Tensor) -> float:
     """Return the share of numbers that lie far outside [0, 1]."""
     return ((values < -_FAR) | (values > 1 + _FAR)).double().mean().item()
+
+
+def _distinct(latents: Latents) -> list[int]:
+    """Return the first item of each that is given the same latent and class, in order."""
+    parts = [*parts_of(latents.latents), *([] if latents.classes is None else [latents.classes])]
+    rows = [
+        tuple(part[row].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts) for row in range(len(latents))
+    ]
+    return sorted({row: place for place, row in reversed([*enumerate(rows)])}.values())
 
 
 def _nearest(images: Tensor) -> float:

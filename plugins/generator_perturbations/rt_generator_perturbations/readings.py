@@ -1,6 +1,7 @@
 """Readings of magnitudes by granularity: growing shares with bands, ratios of two victims, what a fixed maximum misses, pictures."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
 from rt_core import statistics
+from rt_core.errors import RobustnessWarning
 from rt_core.results import Results
 from rt_generator_perturbations.labelling import Item
 from rt_generator_perturbations.searching import Relaxation
@@ -22,6 +24,7 @@ _COLORS = ((0, 90, 160), (200, 80, 0), (0, 130, 90), (150, 60, 140), (110, 110, 
 _INK, _PAPER, _FRAME = (20, 20, 20), (255, 255, 255), (200, 60, 40)
 _FAINT, _GRID = (150, 150, 150), (230, 230, 230)
 _LETTERS, _LINE, _GAP, _MOST_TICKS = 12, 18, 40, 10  # pixels, and a number
+_BELOW = 0.1  # of a curve's items, which may lie below where it begins
 _DIGITS = 1e-6  # by which a magnitude may miss itself after it was written and read
 _OF_VOTES = ("item", "victim", "group", "label", "magnitude", "clean_kept", "kept", "judged_by")
 _AXIS = "magnitude, standard deviations, log scale"
@@ -41,7 +44,8 @@ def cumulative(
 
     Args:
         results: of ``granularity_curve``.
-        magnitudes: where to read, one or several; None takes 25 of each group, evenly spread on a log scale from where the search starts to its limit.
+        magnitudes: where to read, one or several; None takes 25 of each group, evenly spread on a log scale from where the search starts to its limit,
+            and warns of a curve that has more than a tenth of its items below the first.
         votes: what ``read_votes`` or ``judge_votes`` returns, of these very results' pictures: labels and magnitudes are compared. An item's clean
             picture is judged once for all groups; items whose clean picture was not judged are left out, and counted.
 
@@ -63,6 +67,13 @@ def cumulative(
         own = part[part["value"].notna()]
         skipped, items = len(part) - len(own), len(part)
         about = [encoder, attack, aim]
+        if given is None and (below := (own["value"] < at[0]).mean()) > _BELOW:
+            warnings.warn(
+                f"{below:.0%} of the items of {encoder!r} in {attack!r} were reached below {at[0]:.3g}, the first magnitude that is read; give magnitudes=, "
+                "or search from a smaller start=",
+                RobustnessWarning,
+                stacklevel=2,
+            )
         rows += _curve([*about, "raw", ""], own["value"].to_numpy(), own["sample"].map(pairs), at, level, seed, [skipped, 0, 0, items])
         if judged is not None:
             seen = judged.loc[own.index]
@@ -305,17 +316,17 @@ def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image
     shown = {encoder: [*dict.fromkeys(about.loc[about["encoder"] == encoder, "sample"])][:items] for encoder in encoders}
     size = (len(groups) + 1) * width + 12, sum(head + len(samples) * height for samples in shown.values()) + head
     image, top = Image.new("RGB", size, _PAPER), head
-    pen = ImageDraw.Draw(image)
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(_LETTERS)
     for column, name in enumerate(["clean", *groups]):
-        pen.text((12 + column * width, 6), name, fill=_INK)
+        pen.text((12 + column * width, 6), name, fill=_INK, font=font)
     asked = _asked(results)
     places = {(row.encoder, row.attack, row.sample): place for place, row in enumerate(about.itertuples())}
     for encoder, samples in shown.items():
-        pen.text((12, top + 4), f"victim {encoder}", fill=_INK)
+        pen.text((12, top + 4), f"victim {encoder}", fill=_INK, font=font)
         top += head
         for sample in samples:
             image.paste(_tile(results.gallery.originals[sample], wide, tall), (12, top))
-            pen.text((12, top + tall + 3), asked.get((encoder, sample), ""), fill=_INK)
+            pen.text((12, top + tall + 3), asked.get((encoder, sample), ""), fill=_INK, font=font)
             for column, group in enumerate(groups, start=1):
                 place = places.get((encoder, group, sample))
                 if place is None:
@@ -323,7 +334,8 @@ def picture_grid(results: Results, *, items: int = 6, pixels: int = 64) -> Image
                 corner = 12 + column * width, top
                 image.paste(_tile(results.gallery.adversarial[place], wide, tall), corner)
                 value = float(about["divergence"].iloc[place])
-                pen.text((corner[0], top + tall + 3), f"{value:.3g}" if math.isfinite(value) else "not reached", fill=_INK)
+                said = f"{value:.3g}" if math.isfinite(value) else "not reached"
+                pen.text((corner[0], top + tall + 3), said, fill=_INK, font=font)
                 if not math.isfinite(value):
                     pen.rectangle((corner[0] - 2, top - 2, corner[0] + wide + 1, top + tall + 1), outline=_FRAME, width=2)
             top += height

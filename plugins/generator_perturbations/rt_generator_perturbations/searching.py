@@ -19,7 +19,7 @@ from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.goals import Goal, Objective, check_inputs_of, check_target_classes, check_targets, find_goal, with_bank
 from rt_generator_perturbations.latents import Latents
 from rt_generator_perturbations.looking import ask, check_latents
-from rt_generator_perturbations.victims import check_bounds, check_finite, check_generator
+from rt_generator_perturbations.victims import check_bounds, check_finite, check_generator, victim_of
 
 __all__ = ["NORMS", "Coordinates", "Found", "PerturbationModel", "Relaxation", "perturbation_model", "search"]
 
@@ -42,8 +42,8 @@ class Relaxation:
     Args:
         norm: ``"rms"``, the root mean square of q, which does not depend on how many numbers the layers have; ``"l2"``, its length;
             ``"layer_max"``, the largest root mean square of a layer.
-        start, limit: the first and the last radius, in the norm's own units; None stands for 0.01 and 5 standard deviations root mean square
-            (for l2 times the root of how many numbers there are).
+        start, limit: the first and the last radius, in the norm's own units; None stands for 0.01 (a tenth of the limit, if that is less) and 5
+            standard deviations root mean square (for l2 times the root of how many numbers there are).
         growth: the factor from a radius to the next; on the digits, 1.06 finds 2 to 5 % less than 1.1 and takes 1.6 times as long.
         steps_per_radius: gradient steps at each radius.
         step: size of a step, as a share of the radius.
@@ -103,7 +103,7 @@ class Relaxation:
         unit = math.sqrt(size) if self.norm == "l2" else 1.0
         start, limit = self.start, self.limit
         if start is None:
-            start = _START * unit if limit is None else min(_START * unit, limit)
+            start = _START * unit if limit is None else min(_START * unit, limit / 10)
         limit = max(_LIMIT * unit, start) if limit is None else limit
         if (count := math.log(limit / start) / math.log(self.growth) + 1) > _MOST:
             raise ValueError(
@@ -274,7 +274,7 @@ class Found:
 
 def search(
     generator: Generator,
-    victim: Encoder,
+    victim: Any,
     latents: Latents,
     goal: str | Goal | type[Goal] = "target",
     *,
@@ -297,7 +297,8 @@ def search(
     follows from seed and batch, and the global generators are left as they were.
 
     Args:
-        generator, victim: a ``Generator``, and an ``Encoder`` whose outputs are logits or representations.
+        generator, victim: a ``Generator``, and an ``Encoder`` whose outputs are logits or representations, or what else ``granularity_curve`` takes
+            as a victim.
         latents: of the items, such as ``generator.draw(range(100), seed=0)`` gives.
         goal: a name (``GOALS``), a ``Goal``, or a kind of it, with its default options.
         layers: the names of the layers that are perturbed together, ``"latent"`` and ``"image"`` among them if wanted.
@@ -317,16 +318,18 @@ def search(
         LayerError: no such layer.
     """
     check_generator(generator)
+    victim = victim_of(victim)
     check_bounds(victim, generator)
     seed = check_seed(seed)
     check_latents(latents)
     schedule, wanted, whole, size = Relaxation.of(relaxation, search), find_goal(goal), len(latents), check_batch(batch)
-    chosen = generator.groups({"layers": list(layers)})["layers"]
+    chosen = generator.groups({"layers": layers})["layers"]
+    labels, targets = (None if given is None else torch.as_tensor(given) for given in (labels, targets))
     check_targets(wanted, targets)
     check_inputs_of(wanted, victim)
     for what, given in (("labels", labels), ("targets", targets)):
-        if given is not None and len(given) != whole:
-            raise ValueError(f"{len(given)} {what} for {whole} items; give one an item")
+        if given is not None and given.shape[:1] != (whole,):
+            raise ValueError(f"{what} has shape {list(given.shape)} for {whole} items; give one an item")
     with torch.inference_mode(False), generator.in_use(device), victim.in_use(device):
         with torch.no_grad():
             images = generator(latents.select(slice(0, 2)))
@@ -403,22 +406,25 @@ class PerturbationModel(nn.Module):
         return self.coordinates.size
 
     def start(self) -> Tensor:
-        """Return the inputs that perturb nothing, [items, size]: what a toolbox is given as the clean ones."""
-        return torch.full((len(self.latents), self.size), 0.0 if self.limit is None else 0.5, device=self.device_marker.device)
+        """Return the inputs that perturb nothing: what a toolbox is given as the clean ones.
+
+        -> [items, 1, 1, size], since toolboxes know pictures; any other shape with ``size`` numbers a row is taken as well
+        """
+        return torch.full((len(self.latents), 1, 1, self.size), 0.0 if self.limit is None else 0.5, device=self.device_marker.device)
 
     def perturbations(self, inputs: Tensor) -> dict[str, Tensor]:
         """Return what the generator is given for some inputs.
 
-        inputs: [batch, size] -> {layer: [batch, *shape]}
+        inputs: [batch, 1, 1, size] -> {layer: [batch, *shape]}
         """
         return self.coordinates.perturbations(self._parts(inputs))
 
     def magnitude(self, inputs: Tensor) -> Tensor:
-        """inputs: [batch, size] -> [batch], in the norm that the model was made with"""
+        """inputs: [batch, 1, 1, size] -> [batch], in the norm that the model was made with"""
         return self.coordinates.magnitude(self._parts(inputs))
 
     def images(self, inputs: Tensor) -> Tensor:
-        """inputs: [batch, size] -> [batch, channel, height, width]
+        """inputs: [batch, 1, 1, size] -> [batch, channel, height, width]
 
         Raises:
             ValueError: there is neither one item nor one for each row.
@@ -432,7 +438,7 @@ class PerturbationModel(nn.Module):
         return self.generator(latents, self.perturbations(inputs.float()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, size] -> [batch, dim], the victim's outputs"""
+        """[batch, 1, 1, size] -> [batch, dim], the victim's outputs"""
         return self.victim(self.images(inputs))
 
     def train(self, mode: bool = True) -> "PerturbationModel":
@@ -440,12 +446,15 @@ class PerturbationModel(nn.Module):
         return self
 
     def _parts(self, inputs: Tensor) -> list[Tensor]:
-        return self.coordinates.parts(inputs if self.limit is None else (inputs - 0.5) * (2 * self.limit))
+        rows = inputs.flatten(1)
+        if rows.shape[1] != self.size:
+            raise ValueError(f"inputs have shape {list(inputs.shape)}; expected {self.size} numbers a row, as start() has")
+        return self.coordinates.parts(rows if self.limit is None else (rows - 0.5) * (2 * self.limit))
 
 
 def perturbation_model(
     generator: Generator,
-    victim: Encoder,
+    victim: Any,
     latents: Latents,
     *,
     layers: Sequence[str],
@@ -467,6 +476,7 @@ def perturbation_model(
         LayerError: no such layer.
     """
     check_generator(generator)
+    victim = victim_of(victim)
     check_bounds(victim, generator)
     if limit is not None:
         check_number("limit", limit)
@@ -475,7 +485,7 @@ def perturbation_model(
                 f"limit is {limit:g}; it must be positive, since inputs in [0, 1] span that many standard deviations to each side"
             )
     check_latents(latents)
-    chosen = generator.groups({"layers": list(layers)})["layers"]
+    chosen = generator.groups({"layers": layers})["layers"]
     coordinates = coordinates_of(generator, chosen, generator.scales(layers=chosen) if scales is None else scales, norm)
     return PerturbationModel(generator, victim, latents, coordinates, limit)
 
@@ -498,6 +508,8 @@ def _searched(
     check_finite(victim, clean)
     if labels is None and goal.reads == "logits":
         labels = latents.classes if latents.classes is not None else clean.argmax(1)
+        if targets is not None:  # here at the latest, where labels are what the victim says
+            check_target_classes(targets, clean.shape[1], labels, latents.ids)
     objective = goal.objective(clean, labels=labels, targets=targets, random=random)
     view = _View(generator, victim, latents, coordinates, objective)
     radii = schedule.radii(coordinates.size)

@@ -12,7 +12,7 @@ from rt_core.errors import EncoderError, RobustnessWarning
 from rt_core.registry import Use, use
 from rt_generator_perturbations.generators import Generator
 
-__all__ = ["check_bounds", "check_classifier", "check_finite", "check_generator", "check_logits", "classifier", "victims_of"]
+__all__ = ["check_bounds", "check_classifier", "check_finite", "check_generator", "check_logits", "classifier", "victim_of", "victims_of"]
 
 _ROUNDED = 5e-3  # by which probabilities of half precision may miss a sum of 1
 
@@ -43,15 +43,11 @@ def check_generator(generator: Any) -> None:
 
 
 def check_bounds(victim: Encoder, generator: Generator) -> None:
-    """Raise for what is no victim, and where it takes inputs in another range than the one in which the generator draws.
+    """Raise where a victim takes inputs in another range than the one in which the generator draws.
 
     Raises:
         ValueError: see above.
     """
-    if not isinstance(victim, Encoder):
-        raise ValueError(
-            f"victim is a {type(victim).__name__}; expected an Encoder: wrap a network that gives logits, classifier(module, name='mine')"
-        )
     low, high = (torch.as_tensor(bound) for bound in victim.bounds)
     if generator.values is not None and not bool((low == 0).all() and (high == 1).all()):
         raise ValueError(
@@ -129,7 +125,7 @@ def victims_of(given: Any) -> dict[str, Encoder]:
     pairs = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in _listed(given)]
     labelled: dict[str, Encoder] = {}
     for label, one in pairs:
-        victim = _made(one, label)
+        victim = victim_of(one, label)
         key = label or victim.name
         if key in labelled:
             raise ValueError(f"two victims are called {key!r}; give a mapping {{label: victim}}")
@@ -143,7 +139,12 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Iterable) and not (isinstance(given, (str, Use)) or callable(given)) else [given]
 
 
-def _made(given: Any, label: str | None) -> Encoder:
+def victim_of(given: Any, label: str | None = None) -> Encoder:
+    """Return a victim as an encoder; of an encoder, a registered name, a description or a plain classifier.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     described = use(given) if isinstance(given, str) else given
     made = described.make("encoder") if isinstance(described, Use) else described
     if isinstance(made, Encoder):

@@ -1401,3 +1401,67 @@ def test_blocks_are_the_same_however_a_norm_of_the_weights_is_written(norm):
     assert made(made.draw(range(2)), {"2": torch.ones(2, 8, 4, 4)}).shape == (2, 1, 7, 7)
     with pytest.raises(LayerError, match="no layer is named"):
         Generator(net, layers=["0.parametrizations"], latent=(8, 1, 1))
+
+
+# ── what a newcomer tries ──
+
+
+def test_a_number_of_ids_stands_for_its_range():
+    made = generator()
+
+    for count in (4, np.int64(4)):
+        drawn = made.draw(count, seed=3)
+        assert drawn.ids == ("0", "1", "2", "3")
+        assert torch.equal(drawn.latents, made.draw(range(4), seed=3).latents)
+    with pytest.raises(ValueError, match="ids is 0; at least one is needed"):
+        made.draw(0)
+
+
+def test_a_tensor_is_no_latents():
+    with pytest.raises(
+        ValueError, match=r"latents is a Tensor; expected Latents, such as generator.draw\(range\(5\)\), or.*PickedLatents\("
+    ):
+        generator()(torch.randn(5, 6))
+
+
+def test_groups_are_a_mapping():
+    with pytest.raises(ValueError, match=r"groups is \['fc', 'image'\]; expected a mapping \{name: layers\}, such as \{'coarse': \[…\]\}"):
+        generator().groups(["fc", "image"])
+
+
+class Conditional(nn.Module):
+    """Three ways in which networks take the index of a class."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.table = how, nn.Embedding(3, 64)
+
+    def forward(self, latent, label):
+        if self.how == "embeds":
+            rows = self.table(label)
+        elif self.how == "selects":
+            rows = self.table.weight[label]
+        else:
+            rows = nn.functional.one_hot(label, 3) @ latent
+        return rows.view(-1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("how", ["embeds", "selects", "makes one-hot"])
+def test_networks_that_take_indices_are_told_of_them(how):
+    with pytest.raises(GeneratorError, match=r"; if it takes the indices of classes, say label='index'$"):
+        Generator(Conditional(how), latent=6, classes=3, layers=[]).shapes()
+
+
+def test_a_network_that_lacks_its_classes_is_told_of_them():
+    with pytest.raises(GeneratorError, match=r"missing 1 required positional argument: 'label'; if it is conditional, say .* classes=$"):
+        generator(classes=None).shapes()
+    failing = Generator(Failing(), latent=6, classes=3, layers=[])
+    with pytest.raises(GeneratorError, match=r"Error: out of luck, not of index 7$"):
+        failing.shapes()
+
+
+class Failing(nn.Module):
+    """Fails for another reason."""
+
+    def forward(self, latent, label):
+        raise RuntimeError("out of luck, not of index 7")

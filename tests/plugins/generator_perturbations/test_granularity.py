@@ -746,3 +746,35 @@ def test_the_demo_leaves_pictures_and_curves_and_says_what_they_show(tmp_path):
     )  # of 4, nothing is told
     assert str(tmp_path / "pictures.png") in words
     assert torch.get_num_threads() == threads
+
+
+def test_targets_that_are_the_items_own_class_are_told_from_misclassified():
+    drawn = generator().draw(range(8))
+    options = {"groups": GROUPS, "items": drawn, "progress": False, **SCHEDULE}
+
+    with pytest.warns(
+        RobustnessWarning, match="is right about 8 of 8 images of the generator, the target of 8 of these is the class that"
+    ) as caught:
+        granularity_curve(generator(), victim(), targets=drawn.classes, **options)
+    assert not any("number the classes alike" in str(one.message) for one in caught)
+    assert any("so only 0 are perturbed: too few for an interval; give those other targets=" in str(one.message) for one in caught)
+
+    wrong = classifier(lambda images: victim()(images).roll(1, 1), name="wrong")
+    with pytest.warns(
+        RobustnessWarning, match="'wrong' is right about 0 of 8 images of the generator, so only 0 .* number the classes alike"
+    ):
+        granularity_curve(generator(), wrong, targets=drawn.classes, **options)
+
+
+def test_curves_that_begin_above_what_was_reached_are_warned_of():
+    first = cumulative(results_of(frame_of([1.0] * 10, attack="coarse")))["magnitude"].min()
+    values = [first / 2] * 2 + [2.0] * 7 + [math.inf, math.nan]
+
+    with pytest.warns(
+        RobustnessWarning, match=rf"^20% of the items of 'a' in 'coarse' were reached below {first:.3g}, the first magnitude"
+    ):
+        cumulative(results_of(frame_of(values, attack="coarse")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cumulative(results_of(frame_of(values, attack="coarse")), [0.5, 1.0])  # where the user wants
+        cumulative(results_of(frame_of([first / 2] + [2.0] * 9, attack="coarse")))  # a tenth

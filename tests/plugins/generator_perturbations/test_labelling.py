@@ -303,6 +303,9 @@ def test_the_judges_are_as_many_as_asked_for(tmp_path):
     assert set(read_votes(sheet, tmp_path, judges=2)["judges"]) == {2}
     with pytest.raises(VotesError, match="take those who were asked first"):
         read_votes(sheet, tmp_path, judges=1)
+    (tmp_path / "cem.csv").unlink()
+    with pytest.raises(VotesError, match=r"votes of 1 judge \(ann\); 3 were"):
+        read_votes(sheet, tmp_path)
     with pytest.raises(VotesError, match="of 0 judges"):
         read_votes(sheet, [])
 

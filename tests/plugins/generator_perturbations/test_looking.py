@@ -14,6 +14,7 @@ from rt_generator_perturbations import granularity
 from rt_generator_perturbations.embedded import digits_classifier, digits_generator
 from rt_generator_perturbations.generators import Generator
 from rt_generator_perturbations.granularity import granularity_curve
+from rt_generator_perturbations.latents import Latents, PickedLatents
 from rt_generator_perturbations.network import DigitDecoder
 from rt_generator_perturbations.victims import check_classifier, classifier
 
@@ -141,7 +142,7 @@ def test_victims_of_another_size_are_refused_before_anything_long(monkeypatch):
         monkeypatch.context() as patch,
         refused(
             r"victim 'large' cannot take the images of generator 'digits_generator', \[channel, height, width\] = \[1, 16, 16\] \(mat1 .*"
-            r"let it resize by itself: classifier\(nn.Sequential\(nn.Upsample\(",
+            r"let it resize or repeat them by itself: classifier\(nn.Sequential\(nn.Upsample\(",
             patch,
         ),
     ):
@@ -267,3 +268,56 @@ def test_what_is_not_what_is_asked_for_is_refused_in_words(options, words, monke
 
     with refused(words, monkeypatch):
         granularity_curve(given.pop("generator"), given.pop("victims"), groups={"early": ["start"], "fine": ["image"]}, items=4, **given)
+
+
+# ── what a newcomer tries ──
+
+
+def test_latents_that_repeat_are_told_from_weights_that_are_not_loaded():
+    rows = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    few = changed(classes=None)
+    few.latent = PickedLatents(rows)
+
+    (said,) = (one for one in told(few, digits_classifier(), items=20) if "says class" not in one)
+    assert said.startswith("rows of the latents repeat: 20 items hold 3 different ones, so they are hardly more than 3 items; give each")
+    assert "weights" not in said
+
+    always = digits()(digits().draw(["one"]))
+    few.module.change = lambda images: 0.99 * always + 0.01 * images  # repeated and collapsed
+    assert any("hardly differ: half of 3 are" in one for one in told(few, digits_classifier(), items=20))
+
+
+def test_a_few_rows_that_repeat_are_no_matter():
+    twice = digits().draw(range(12))
+    latents = Latents(ids=[*twice.ids[:-1], "again"], latents=twice.latents[[*range(11), 0]], classes=twice.classes[[*range(11), 0]])
+
+    assert told(digits(), digits_classifier(), items=latents) == []
+
+
+def test_a_victim_of_three_channels_is_told_to_repeat_one():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+    with pytest.raises(
+        ValueError, match=r"wants another size or number of channels, let it .*Upsample\(.*network\(images.expand\(-1, 3, -1, -1\)\)"
+    ):
+        told(digits(), classifier(network, name="colored"))
+    told(digits(), classifier(lambda images: network(images.expand(-1, 3, -1, -1)), name="colored"))  # as is said
+
+
+def test_outputs_of_a_sigmoid_are_warned_of_once():
+    sigmoid = classifier(lambda images: digits_classifier()(images).sigmoid(), name="sigmoid")
+
+    (said,) = told(digits(), sigmoid)
+    assert said.startswith("all outputs of victim 'sigmoid' on 12 clean images lie in [0, 1], as those of a sigmoid do; a search")
+    almost = classifier(lambda images: digits_classifier()(images).tanh(), name="almost")
+    assert told(digits(), almost) == []
+    unit = Encoder(lambda images: encoder()(images).sigmoid(), name="unit")
+    assert told(digits(), unit, goal="quantile", limit=3.0) == []  # representations may lie where they will
+
+
+def test_a_tensor_of_latents_is_not_printed():
+    with pytest.raises(
+        ValueError, match=r"^items is a Tensor; expected Latents, such as generator.draw\(range\(4\)\), or.*PickedLatents"
+    ) as error:
+        told(digits(), digits_classifier(), items=torch.randn(4, 16))
+    assert len(str(error.value)) < 200

@@ -727,7 +727,7 @@ def test_layers_are_found_by_name_and_misses_are_explained():
 
     with pytest.raises(LayerError, match=r"blocks\.0"):
         search(generator, victim, latents, layers=["blok.0"])
-    with pytest.raises(ValueError, match="3 targets for 2 items"):
+    with pytest.raises(ValueError, match=r"targets has shape \[3\] for 2 items; give one an item"):
         search(generator, victim, latents, layers=["latent"], targets=torch.tensor([0, 1, 2]))
 
 
@@ -764,8 +764,26 @@ def test_the_model_of_perturbations_is_the_generator_and_the_victim():
     torch.testing.assert_close(model(inputs), victim(generator(latents, added)))
     one = perturbation_model(generator, victim, latents.select([1]), layers=["latent", "blocks.0"], limit=2.0)
     torch.testing.assert_close(one(inputs)[1], model(inputs)[1])
+    torch.testing.assert_close(model(inputs[:, None, None]), model(inputs))  # as a picture
     with pytest.raises(ValueError, match="2 rows for 3 items"):
         model(inputs[:2])
+    with pytest.raises(ValueError, match=rf"expected {model.size} numbers a row"):
+        model(inputs[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["PGDL2", "Square", "MIFGSM", "CW", "FAB"])
+def test_attacks_of_pictures_take_perturbations_for_pictures(name):
+    torchattacks = pytest.importorskip("torchattacks")
+    generator, victim = conv_generator(), conv_victim()
+    latents = generator.draw(range(4), seed=2)
+    model = perturbation_model(generator, victim, latents, layers=["blocks.0"], limit=4.0)
+    labels = model(model.start()).argmax(1)
+    options = {"n_classes": 4} if name == "FAB" else {"steps": 2} if name in ("PGDL2", "CW") else {}
+
+    moved = getattr(torchattacks, name)(model, **options)(model.start(), labels)
+
+    assert moved.shape == model.start().shape == (4, 1, 1, model.size)
+    assert model.magnitude(moved).isfinite().all()
 
 
 def test_pgd_of_torchattacks_searches_perturbations():
@@ -792,14 +810,14 @@ def test_an_attack_of_art_searches_perturbations():
     labels = victim(generator(latents)).argmax(1)
     model = perturbation_model(generator, victim, latents, layers=["blocks.0"], limit=4.0)
     estimator = PyTorchClassifier(
-        model, loss=nn.CrossEntropyLoss(), input_shape=(model.size,), nb_classes=4, clip_values=(0, 1), device_type="cpu"
+        model, loss=nn.CrossEntropyLoss(), input_shape=(1, 1, model.size), nb_classes=4, clip_values=(0, 1), device_type="cpu"
     )
     attack = attacks.ProjectedGradientDescent(estimator, norm=2, eps=3.0, eps_step=0.4, max_iter=20, batch_size=4, verbose=False)
 
     moved = torch.from_numpy(attack.generate(model.start().numpy(), y=nn.functional.one_hot(labels, 4).numpy()))
 
     assert (model(moved).argmax(1) != labels).all()
-    assert (torch.linalg.vector_norm(moved - 0.5, dim=1) <= 3.0 + 1e-4).all()
+    assert (torch.linalg.vector_norm(moved - 0.5, dim=(1, 2, 3)) <= 3.0 + 1e-4).all()
 
 
 @pytest.mark.parametrize("goal", [Breakaway, UniversalQuantile])
@@ -814,6 +832,36 @@ def test_a_goal_with_a_bank_is_the_same_after_it_was_used(goal):
     assert len({before, print_of_goal(other), print_of_goal(goal(bank=rows)), print_of_goal(goal(bank=20))}) == 4
     if goal is UniversalQuantile:
         assert print_of_goal(goal(bank=Bank(rows, quantile_rows=10))) != before
+
+
+def test_a_limit_below_the_usual_start_has_radii_below_it():
+    assert Relaxation(limit=0.001).radii(10)[0] == pytest.approx(0.0001)
+    assert Relaxation(limit=0.05).radii(10)[0] == pytest.approx(0.005)
+    assert Relaxation(limit=3.0).radii(10)[0] == 0.01
+
+
+def test_own_classes_are_no_targets_though_they_are_what_the_victim_says():
+    generator, victim = linear_generator(), linear_victim()
+    latents = generator.draw(range(4), seed=2)
+    own = victim(generator(latents)).argmax(1)
+
+    with pytest.raises(ValueError, match="the target of 4 of 4 items is the class that they are of"):
+        search(generator, victim, latents, layers=["first"], targets=own)
+    others = search(generator, victim, latents, layers=["first"], targets=(1 - own).tolist())
+    assert others.reached.any()
+    for targets in (3, [1, 2]):
+        with pytest.raises(ValueError, match="for 4 items; give one an item"):
+            search(generator, victim, latents, layers=["first"], targets=targets)
+    with pytest.raises(ValueError, match="expected a list of layers"):
+        search(generator, victim, latents, layers="image")
+
+
+def test_a_plain_network_is_a_classifier_for_search_too():
+    generator, network = linear_generator(), nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    found = search(generator, network, generator.draw(range(3)), layers=["image"])
+    assert torch.equal(
+        found.magnitude, search(generator, classifier(network, name="x"), generator.draw(range(3)), layers=["image"]).magnitude
+    )
 
 
 def test_a_plain_function_is_a_victim():
