@@ -400,7 +400,7 @@ class Generator:
             lacks = isinstance(error, TypeError) and "missing" in str(error)
             return "; if it is conditional, say how many classes it has, classes=" if lacks else ""
         # What torch says where whole numbers are embedded, select rows, or are made one-hot by the network itself.
-        if self.label == "one_hot" and re.search(r"ind(ex|ices)\b.*\blong", str(error), re.DOTALL | re.IGNORECASE):
+        if self.label == "one_hot" and re.search(r"ind(ex|ices)\b.*\blong|index tensor", str(error), re.DOTALL | re.IGNORECASE):
             return "; if it takes the indices of classes, say label='index'"
         return ""
 
