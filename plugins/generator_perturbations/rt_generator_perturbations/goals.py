@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from rt_core.divergences import Divergence, find_divergence
 from rt_core.encoders import Encoder, check_inputs
 from rt_core.fingerprints import fingerprint
+from rt_core.naming import did_you_mean
 from rt_core.neighbors import Bank, pairwise
 from rt_core.perturbing import represent_rows
 from rt_core.randomness import SampleRandom
@@ -288,10 +288,8 @@ def find_goal(goal: str | Goal | type[Goal]) -> Goal:
     if not isinstance(goal, str):
         raise ValueError(f"goal is {goal!r:.60}; expected a name ({', '.join(GOALS)}) or a Goal, such as TargetRepresentation(share=0.3)")
     if goal not in GOALS:
-        close = get_close_matches(goal, GOALS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"no goal is named {goal!r}{hint} (there are {', '.join(GOALS)}, or give one, such as TargetRepresentation(share=0.3))"
+            f"no goal is named {goal!r}{did_you_mean(goal, GOALS)} (there are {', '.join(GOALS)}, or give one, such as TargetRepresentation(share=0.3))"
         )
     return GOALS[goal]()
 
